@@ -13,6 +13,8 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from tests.records import granted
@@ -95,6 +97,23 @@ def ran_here(*arguments: str) -> Ran:
         except SystemExit as left:
             code = int(left.code or 0)
     return Ran(code, out.getvalue(), err.getvalue())
+
+
+class Got(NamedTuple):
+    """An answer."""
+
+    status: int
+    text: str
+
+
+def got(url: str) -> Got:
+    """What it answers, whatever its status."""
+    try:
+        with urlopen(url, timeout=60) as answer:
+            return Got(answer.status, answer.read().decode())
+    except HTTPError as refused:
+        with refused:
+            return Got(refused.code, refused.read().decode())
 
 
 class Project:
@@ -215,6 +234,28 @@ def main(command: Command) -> Main:
         return ran.code, ran.err
 
     return run
+
+
+class Keyboard(StringIO):
+    """Somebody who answers, at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+Answer = Callable[[str], None]
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Somebody at a terminal answers so."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", Keyboard(text))
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no terminal."""
+    monkeypatch.setattr(sys, "stdin", StringIO())
 
 
 InProcess = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,17 +7,14 @@ import signal
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import OnFile, with_real_input
+from tests.cli.conftest import Command, InProcess, OnFile, Project, with_real_input
 
 from oncely import State, ops
 from oncely.spark.pipeline.config import read_config
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, InProcess, Project
 
 DAY_S = 86_400.0
 
@@ -40,7 +37,7 @@ def old(at: "OnFile") -> "OnFile":
     return at
 
 
-def test_it_says_what_it_moved(old: "OnFile", command: "Command", tmp_path: Path) -> None:
+def test_it_says_what_it_moved(old: "OnFile", command: Command, tmp_path: Path) -> None:
     """A line for each consumer; run again, there is nothing left to do."""
     ran = command("archive", "--to", str(tmp_path / "archive"), "--retention", "sms=90d")
     assert ran.code == 0
@@ -55,7 +52,7 @@ def test_it_says_what_it_moved(old: "OnFile", command: "Command", tmp_path: Path
     assert old.ledger.counts() == {("billing", State.COMPLETED): 1, ("sms", State.PROCESSING): 1}
 
 
-def test_it_is_in_the_audit(old: "OnFile", command: "Command", tmp_path: Path) -> None:
+def test_it_is_in_the_audit(old: "OnFile", command: Command, tmp_path: Path) -> None:
     """An entry says who moved how many, and why; also where there was nothing to move."""
     to = ("archive", "--to", str(tmp_path / "archive"), "--by", "ann")
     assert command(*to, "--why", "monthly").code == 0
@@ -64,7 +61,7 @@ def test_it_is_in_the_audit(old: "OnFile", command: "Command", tmp_path: Path) -
     assert entries == [("ann", "archived", 0, ""), ("ann", "archived", 31, "monthly")]
 
 
-def test_of_one_consumer(old: "OnFile", command: "Command", tmp_path: Path) -> None:
+def test_of_one_consumer(old: "OnFile", command: Command, tmp_path: Path) -> None:
     """--consumer, --older-than and --batch."""
     given = ["--consumer", "sms", "--older-than", "41d", "--batch", "1", "--json"]
     said = json.loads(command("archive", "--to", str(tmp_path / "a"), *given).out)
@@ -72,7 +69,7 @@ def test_of_one_consumer(old: "OnFile", command: "Command", tmp_path: Path) -> N
     assert not rows(tmp_path / "a")
 
 
-def test_killed_it_goes_on(old: "OnFile", in_process: "InProcess", tmp_path: Path) -> None:
+def test_killed_it_goes_on(old: "OnFile", in_process: InProcess, tmp_path: Path) -> None:
     """No record is ever in neither place, and in the end each is in the archive, once."""
     folder = tmp_path / "archive"
     arguments = ["archive", "--to", str(folder), "--json"]
@@ -96,7 +93,7 @@ def test_killed_it_goes_on(old: "OnFile", in_process: "InProcess", tmp_path: Pat
     ],
 )
 def test_a_wrong_folder_is_one_line(
-    old: "OnFile", command: "Command", tmp_path: Path, to: str, said: str
+    old: "OnFile", command: Command, tmp_path: Path, to: str, said: str
 ) -> None:
     """And nothing leaves the ledger."""
     file = tmp_path / "file"
@@ -108,7 +105,7 @@ def test_a_wrong_folder_is_one_line(
     assert len(list(old.ledger.scan(limit=100))) == 33
 
 
-def test_a_pipeline_names_it(project: "Project") -> None:
+def test_a_pipeline_names_it(project: Project) -> None:
     """Beside its file, as its other folders are."""
     assert read_config(project.save()).archive is None
     project.tables["pipeline"]["archive"] = "archive"
@@ -118,7 +115,7 @@ def test_a_pipeline_names_it(project: "Project") -> None:
 
 @with_real_input
 @pytest.mark.timeout(1_800)
-def test_real_input(project: "Project", in_process: "InProcess") -> None:
+def test_real_input(project: Project, in_process: InProcess) -> None:
     """Real deliveries are handled, archived, and read again: each is known from the archive."""
     expected = project.read_real_input()
     project.tables["message"]["time"] = "timestamp'2026-03-01'"

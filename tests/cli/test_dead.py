@@ -6,19 +6,17 @@ from base64 import b64decode
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.cli.conftest import Command, OnFile, Shop
 
 from oncely import Message
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, OnFile, Shop
 
 ORDER = Message("order-17", b'{"to": "anna"}', "order.placed")
 
 
-def aged(at: "OnFile", seconds: float) -> None:
+def aged(at: OnFile, seconds: float) -> None:
     """Let all dead letters be that much older."""
     with closing(sqlite3.connect(at.file)) as connection, connection:
         connection.execute(
@@ -36,7 +34,7 @@ def cells(out: str) -> list[list[str]]:
 # ---- list --------------------------------------------------------------------------------------
 
 
-def test_list(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_list(shop: Shop, at: OnFile, command: Command) -> None:
     """A row for each: its number, whose it is, its id and type, its attempts, age and reason."""
     one, two = shop.fail(ORDER, Message(""))
     aged(at, 3 * 3_600 + 12 * 60 + 5)
@@ -54,7 +52,7 @@ def test_list(shop: "Shop", at: "OnFile", command: "Command") -> None:
     assert second[:5] == [str(two), "shop", "-", "-", "0"]
 
 
-def test_list_as_json(shop: "Shop", command: "Command") -> None:
+def test_list_as_json(shop: Shop, command: Command) -> None:
     """One object on stdout, which says whether there are more."""
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=1)
     [one] = shop.fail(Message("a", b"{}", "t", {"h": "1"}, "web", time, "text/plain", "anna"))
@@ -81,7 +79,7 @@ def test_list_as_json(shop: "Shop", command: "Command") -> None:
     assert json.loads(command("dead", "list", "--json").out)["more"] is False
 
 
-def test_list_of_one_consumer(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_list_of_one_consumer(shop: Shop, at: OnFile, command: Command) -> None:
     """Of another than was asked for nothing is shown; one without any is no failure."""
     shop.fail(ORDER)
     at.complete("billing", "1")
@@ -89,7 +87,7 @@ def test_list_of_one_consumer(shop: "Shop", at: "OnFile", command: "Command") ->
     assert command("dead", "list", "--consumer", "billing") == (0, "", "no dead letters\n")
 
 
-def test_list_of_nobody(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_list_of_nobody(shop: Shop, at: OnFile, command: Command) -> None:
     """A name that is not known is a mistake, told with those that are."""
     assert command("dead", "list") == (0, "", "no dead letters\n")
     shop.fail(Message(""))  # Of which there is no record.
@@ -100,7 +98,7 @@ def test_list_of_nobody(shop: "Shop", at: "OnFile", command: "Command") -> None:
         assert command("dead", how, "--consumer", "shp", *file) == (2, "", f"oncely: {known}\n")
 
 
-def test_list_the_newest_first(shop: "Shop", command: "Command") -> None:
+def test_list_the_newest_first(shop: Shop, command: Command) -> None:
     """What came last comes first, and what is not listed is told."""
     numbers = shop.fail(*(Message(str(turn)) for turn in range(4)))
     ran = command("dead", "list", "--sort", "newest", "--limit", "2", "--json")
@@ -115,7 +113,7 @@ def test_list_the_newest_first(shop: "Shop", command: "Command") -> None:
 # ---- show --------------------------------------------------------------------------------------
 
 
-def test_show(shop: "Shop", command: "Command") -> None:
+def test_show(shop: Shop, command: Command) -> None:
     """All of a letter, its traceback line by line, its body cut where it is long."""
     body = json.dumps({"to": "änne", "text": "x" * 5_000}, ensure_ascii=False).encode()
     [one] = shop.fail(Message("a", body, "order.placed", {"traceparent": "00-ab-01"}))
@@ -133,7 +131,7 @@ def test_show(shop: "Shop", command: "Command") -> None:
     assert lines[-1] == "ValueError: no such customer"
 
 
-def test_show_as_json(shop: "Shop", command: "Command") -> None:
+def test_show_as_json(shop: Shop, command: Command) -> None:
     """The whole body, as text where it is text."""
     text, other = shop.fail(Message("a", "ä".encode() * 5_000), Message("b", b"\xff\x00"))
     found = json.loads(command("dead", "show", str(text), "--json").out)
@@ -144,7 +142,7 @@ def test_show_as_json(shop: "Shop", command: "Command") -> None:
     assert "2 bytes that are not text" in command("dead", "show", str(other)).out
 
 
-def test_show_of_none(shop: "Shop", command: "Command") -> None:
+def test_show_of_none(shop: Shop, command: Command) -> None:
     """A number that is not there is told; so is one of a message that waits and is no letter."""
     shop.wait(ORDER)
     for number in ("1", "999999999999999999"):
@@ -154,7 +152,7 @@ def test_show_of_none(shop: "Shop", command: "Command") -> None:
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 @pytest.mark.parametrize("how", ["list", "show"])
-def test_no_passwords(shop: "Shop", command: "Command", how: str, form: list[str]) -> None:
+def test_no_passwords(shop: Shop, command: Command, how: str, form: list[str]) -> None:
     """What looks like a password is shown nowhere, and markup and escapes are only characters."""
     message = Message("a", b'{"password": "geheim"}', headers={"token": "geheim"})
     [one] = shop.fail(message, error="[red] \x1b[31m amqp://u:geheim@host is away")
@@ -173,7 +171,7 @@ def read(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_export(shop: "Shop", command: "Command", tmp_path: Path) -> None:
+def test_export(shop: Shop, command: Command, tmp_path: Path) -> None:
     """A line for each, whole and as it came; what was in the file is replaced."""
     body = b'{"password": "geheim"}\n'
     numbers = shop.fail(Message("a", body, headers={"token": "geheim"}), Message("b", b"\xff"))
@@ -191,59 +189,13 @@ def test_export(shop: "Shop", command: "Command", tmp_path: Path) -> None:
     assert len([*shop.ledger.dead()]) == 2
 
 
-def test_export_replaces_nothing_by_mistake(
-    shop: "Shop", command: "Command", tmp_path: Path
-) -> None:
+def test_export_replaces_nothing_by_mistake(shop: Shop, command: Command, tmp_path: Path) -> None:
     """Where the name of a consumer is mistyped, the file stays as it was."""
     shop.fail(ORDER)
     file = tmp_path / "letters.jsonl"
     file.write_text("old")
     assert command("dead", "export", str(file), "--consumer", "shp").code == 2
     assert file.read_text() == "old"
-
-
-# ---- Mistakes ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["show", "order-17"], "ID: 'order-17' is not the number of a dead letter; type: oncely"),
-        (["show", "0"], "ID: '0' is not the number of a dead letter"),
-        (["show"], "missing argument 'ID'; see: oncely dead show --help"),
-        (["export"], "missing argument 'FILE'"),
-        (["export", "/no/such/folder/x"], "'/no/such/folder/x' cannot be written: No such file"),
-        (["list", "--limit", "0"], "--limit: '0' is not a whole number from 1"),
-        (["list", "--ledger", "sqlite:///gone.db"], "there is no file 'gone.db'; type: oncely m"),
-        (["list", "--transport", "x"], "no such option: --transport"),
-        (["retry"], "retry: name the IDs of dead letters, or --all, or --group"),
-        (["retry", "1", "--all"], "retry: name the IDs of dead letters, or --all, or --group"),
-        (["retry", "1", "x"], "ID: 'x' is not the number of a dead letter"),
-        (["retry", "1", "--consumer", "shop"], "retry: IDs need no --consumer"),
-        (["retry", "--all", "--consumer", "x"], "no dead letters or records of consumer 'x'; kno"),
-        (["discard"], "discard: name the IDs of dead letters, or --all"),
-        (["edit", "1", "--header", "x"], "--header: 'x' is not a header; write \"NAME=VALUE\""),
-        ([], "missing command; see: oncely dead --help"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_a_mistake_is_one_line(
-    at: "OnFile",
-    command: "Command",
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
-) -> None:
-    """Exit code 2, and a line that says what is wrong; nothing on stdout, no file left behind."""
-    monkeypatch.chdir(tmp_path)
-    before = set(tmp_path.iterdir())
-    code, out, err = command("dead", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("oncely: ")
-    assert said in err
-    assert err.count("\n") == 1
-    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -260,7 +212,7 @@ def test_a_mistake_is_one_line(
         "waiting",
     ],
 )
-def test_where_the_broker_has_them(redis_url: str, command: "Command", words: str) -> None:
+def test_where_the_broker_has_them(redis_url: str, command: Command, words: str) -> None:
     """In a store without transactions nothing waits, and a line says where to look."""
     ran = command(*words.split(), "--ledger", redis_url)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)

@@ -2,36 +2,16 @@
 
 import io
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from tests.cli.conftest import Shop
+from tests.cli.conftest import Answer, Command, OnFile, Shop
 
 from oncely import Key, Message, open_ledger
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, InProcess, OnFile
-
 ORDER = Message("order-17", b'{"to": "ana"}', "order.placed", {"trace": "1", "by": "web"})
-
-Answer = Callable[[str], None]
-
-
-@pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Somebody at a terminal answers so."""
-
-    class Keyboard(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    return lambda text: monkeypatch.setattr(sys, "stdin", Keyboard(text))
 
 
 def left(shop: Shop) -> list[int]:
@@ -51,7 +31,7 @@ def notes(shop: Shop, id_: str) -> dict[str, str]:
 # ---- retry -------------------------------------------------------------------------------------
 
 
-def test_retry(shop: Shop, command: "Command") -> None:
+def test_retry(shop: Shop, command: Command) -> None:
     """Those that are named run again as they came; the rest stays."""
     one, two, three = shop.fail(ORDER, Message("b"), Message("c"))
     assert command("dead", "retry", str(three), str(one)) == (0, "retried: 2\n", "")
@@ -60,7 +40,7 @@ def test_retry(shop: Shop, command: "Command") -> None:
     assert left(shop) == [two]
 
 
-def test_retry_is_noted(shop: Shop, command: "Command") -> None:
+def test_retry_is_noted(shop: Shop, command: Command) -> None:
     """Who did it and why is kept with the record, as with any reset."""
     one, two = shop.fail(ORDER, Message("b"))
     command("dead", "retry", str(one), "--by", "ann", "--why", "the customer is there now")
@@ -72,7 +52,7 @@ def test_retry_is_noted(shop: Shop, command: "Command") -> None:
     assert notes(shop, "b")["by"] == "bob"
 
 
-def test_retry_what_is_not_there(shop: Shop, command: "Command") -> None:
+def test_retry_what_is_not_there(shop: Shop, command: Command) -> None:
     """What is there runs again; the code and a line tell of what is not."""
     [one] = shop.fail(ORDER)
     ran = command("dead", "retry", "77", str(one), "78", str(one))
@@ -80,7 +60,7 @@ def test_retry_what_is_not_there(shop: Shop, command: "Command") -> None:
     assert shop.handled() == [ORDER]
 
 
-def test_retry_leaves_what_waits(shop: Shop, command: "Command") -> None:
+def test_retry_leaves_what_waits(shop: Shop, command: Command) -> None:
     """The number of a message that waits by itself is no dead letter's."""
     shop.wait(Message("a"))
     [waiting] = shop.ledger.waiting()
@@ -89,7 +69,7 @@ def test_retry_leaves_what_waits(shop: Shop, command: "Command") -> None:
     assert [*shop.ledger.waiting()] == [waiting]
 
 
-def test_retry_all(shop: Shop, at: "OnFile", command: "Command") -> None:
+def test_retry_all(shop: Shop, at: OnFile, command: Command) -> None:
     """All, or all of a consumer, as many as --limit says."""
     *_, three = shop.fail(ORDER, Message("b"), Message("c"))
     at.complete("billing", "1")
@@ -104,7 +84,7 @@ def test_retry_all(shop: Shop, at: "OnFile", command: "Command") -> None:
 # ---- edit --------------------------------------------------------------------------------------
 
 
-def test_edit(shop: Shop, command: "Command", tmp_path: Path) -> None:
+def test_edit(shop: Shop, command: Command, tmp_path: Path) -> None:
     """It runs with what was typed in place of what it had; the rest is as it came."""
     [one] = shop.fail(ORDER)
     file = tmp_path / "body.json"
@@ -117,7 +97,7 @@ def test_edit(shop: Shop, command: "Command", tmp_path: Path) -> None:
     assert notes(shop, "order-17")["why"] == "a slip"
 
 
-def test_edit_of_one_without_an_id(shop: Shop, command: "Command") -> None:
+def test_edit_of_one_without_an_id(shop: Shop, command: Command) -> None:
     """It is given one; without that, and with a second one, nothing is changed."""
     one, two = shop.fail(Message("", b"{}"), ORDER)
     ran = command("dead", "edit", str(one), "--type", "t")
@@ -131,15 +111,15 @@ def test_edit_of_one_without_an_id(shop: Shop, command: "Command") -> None:
     assert left(shop) == [two]
 
 
-def test_edit_from_stdin(shop: Shop, in_process: "InProcess") -> None:
+def test_edit_from_stdin(shop: Shop, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dash stands for what comes in."""
     [one] = shop.fail(ORDER)
-    ran = in_process("dead", "edit", str(one), "--body", "-", input='{"to": "änne"}')
-    assert (ran.returncode, ran.stdout) == (0, "retried: 1\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('{"to": "änne"}'.encode())))
+    assert command("dead", "edit", str(one), "--body", "-") == (0, "retried: 1\n", "")
     assert [message.json() for message in shop.handled()] == [{"to": "änne"}]
 
 
-def test_edit_that_changes_nothing(shop: Shop, command: "Command", tmp_path: Path) -> None:
+def test_edit_that_changes_nothing(shop: Shop, command: Command, tmp_path: Path) -> None:
     """What is the same as before is not retried; a file that is not there is told."""
     [one] = shop.fail(ORDER)
     ran = command("dead", "edit", str(one), "--type", ORDER.type)
@@ -158,7 +138,7 @@ def editor(folder: Path, script: str) -> str:
 
 
 def test_edit_in_an_editor(
-    shop: Shop, command: "Command", answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, command: Command, answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a terminal the body is opened in an editor, and runs as that has left it."""
     [one] = shop.fail(ORDER)
@@ -177,15 +157,16 @@ def test_edit_in_an_editor(
     assert [message.json() for message in shop.handled()] == [{"to": ".json"}]
 
 
-def test_no_editor(shop: Shop, in_process: "InProcess") -> None:
+@pytest.mark.usefixtures("nobody")
+def test_no_editor(shop: Shop, command: Command) -> None:
     """Where there is no terminal, what is to change is to be named."""
     [one] = shop.fail(ORDER)
-    ran = in_process("dead", "edit", str(one), stdin=subprocess.DEVNULL)
-    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
-    assert "not a terminal, so no editor can be opened; add --body FILE" in ran.stderr
+    ran = command("dead", "edit", str(one))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "not a terminal, so no editor can be opened; add --body FILE" in ran.err
 
 
-def test_on_postgresql(postgresql_url: str, command: "Command") -> None:
+def test_on_postgresql(postgresql_url: str, command: Command) -> None:
     """Retried and edited as elsewhere."""
     with closing(open_ledger(postgresql_url)) as ledger:
         ledger.migrate()
@@ -213,22 +194,24 @@ def test_on_postgresql(postgresql_url: str, command: "Command") -> None:
 # ---- discard -----------------------------------------------------------------------------------
 
 
-def test_discard(shop: Shop, command: "Command") -> None:
-    """It goes, and its record stays as it was; one needs no question."""
-    one, two = shop.fail(ORDER, Message("b"))
+def test_discard(shop: Shop, command: Command) -> None:
+    """It goes, and its record stays as it was; one needs no question, nor do many with --yes."""
+    one, two, *more = shop.fail(ORDER, Message("b"), Message("c"))
     before = [*shop.ledger.scan()]
     assert command("dead", "discard", str(one)) == (0, "discarded: 1\n", "")
     ran = command("dead", "discard", str(one), "--json", "--by", "ann")
     assert (ran.code, ran.err) == (1, f"oncely: there is no dead letter {one}\n")
     told = {"discarded": [], "missing": [one], "by": "ann", "why": "", "audit_error": None}
     assert json.loads(ran.out) == told
-    assert left(shop) == [two]
+    assert left(shop) == [two, *more]
+    assert command("dead", "discard", "--all", "--yes") == (0, "discarded: 2\n", "")
+    assert left(shop) == []
     assert [*shop.ledger.scan()] == before
     assert shop.handled() == []
 
 
 @pytest.mark.parametrize("text", ["n\n", "", "yep\n"])
-def test_no_is_no(shop: Shop, command: "Command", answer: Answer, text: str) -> None:
+def test_no_is_no(shop: Shop, command: Command, answer: Answer, text: str) -> None:
     """Several go after a question, which is asked on stderr; only a yes is one."""
     numbers = shop.fail(ORDER, Message("b"))
     answer(text)
@@ -240,17 +223,4 @@ def test_no_is_no(shop: Shop, command: "Command", answer: Answer, text: str) -> 
     assert left(shop) == numbers
     answer("y\n")
     assert command("dead", "discard", "--all") == (0, "discarded: 2\n", asked)
-    assert left(shop) == []
-
-
-def test_nobody_to_ask(shop: Shop, in_process: "InProcess") -> None:
-    """Where there is no terminal, several go only with --yes."""
-    numbers = shop.fail(ORDER, Message("b"))
-    words = ("dead", "discard", *map(str, numbers))
-    ran = in_process(*words, stdin=subprocess.DEVNULL)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    said = "discard 2 dead letters permanently? not a terminal: add --yes to confirm"
-    assert ran.stderr == f"oncely: {said}\n"
-    ran = in_process(*words, "--yes", stdin=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "80"})
-    assert (ran.returncode, ran.stdout) == (0, "discarded: 2\n")
     assert left(shop) == []

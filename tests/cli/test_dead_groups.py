@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.conftest import Command, OnFile, Shop
 
 from oncely import Message, ops
 from oncely.ops.letter_groups import alike
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, OnFile, Shop
 
 
 @pytest.mark.parametrize(
@@ -35,7 +32,7 @@ def test_alike(reason: str, common: str) -> None:
     assert alike(reason) == common
 
 
-def test_groups(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_groups(shop: Shop, at: OnFile, command: Command) -> None:
     """The largest first, with a sample and all numbers; another class is another group."""
     shop.fail(Message("a"), error="no customer 1")
     shop.fail(Message("b"), error="away")
@@ -56,7 +53,7 @@ def test_groups(shop: "Shop", at: "OnFile", command: "Command") -> None:
     assert [group["count"] for group in told["groups"]] == [1, 1]
 
 
-def test_a_group_is_changed(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_a_group_is_changed(shop: Shop, at: OnFile, command: Command) -> None:
     """Retried or discarded, it is those of the group and no other; then there is none any more."""
     shop.fail(Message("a"), Message("b"), error="no customer 1")
     shop.fail(Message("c"), error="away")
@@ -73,16 +70,7 @@ def test_a_group_is_changed(shop: "Shop", at: "OnFile", command: "Command") -> N
     assert [*at.ledger.dead()] == []
 
 
-def test_one_way_to_name_them(at: "OnFile", command: "Command") -> None:
-    """IDs, --all and --group are not mixed."""
-    assert at.ledger.can_defer
-    assert command("dead", "retry", "1", "--group", "x").code == 2
-    assert command("dead", "retry").code == 2
-
-
-def test_a_group_is_exported(
-    shop: "Shop", at: "OnFile", command: "Command", tmp_path: Path
-) -> None:
+def test_a_group_is_exported(shop: Shop, at: OnFile, command: Command, tmp_path: Path) -> None:
     """All of the group and no other; where there is none, an existing file stays."""
     shop.fail(Message("a"), Message("b"), error="no customer 1")
     shop.fail(Message("c"), error="away")
@@ -97,7 +85,7 @@ def test_a_group_is_exported(
     assert len(file.read_text().splitlines()) == 2
 
 
-def test_more_than_are_looked_at(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_more_than_are_looked_at(shop: Shop, at: OnFile, command: Command) -> None:
     """A group that may be larger than what was looked at is said to be so."""
     shop.fail(Message("a"), Message("b"), error="no customer 1")
     [group] = ops.letter_groups(at.ledger).groups

@@ -8,19 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from tests.cli.conftest import Answer, Command
 from tests.conditions import LIMIT_S, wait_until
 from tests.servers import free_port
 from tests.turns import in_turn
 
 from oncely.cli.starters import STARTERS, STORES
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command
 
 DOCS = Path(__file__).parents[2] / "docs"
 SETTINGS = "oncely.env"
@@ -102,7 +99,7 @@ Write = Callable[..., Written]
 
 
 @pytest.fixture
-def write(tmp_path: Path, command: "Command", request: pytest.FixtureRequest) -> Write:
+def write(tmp_path: Path, command: Command, request: pytest.FixtureRequest) -> Write:
     """Let a first program be written; its stores are the servers of the tests."""
 
     def write(delivery: str, store: str) -> Written:
@@ -207,7 +204,7 @@ def test_spark_on_a_server(
     ("delivery", "store"),
     in_turn("init", [(delivery, store) for delivery in STARTERS for store in STORES], count=3),
 )
-def test_every_combination(command: "Command", tmp_path: Path, delivery: str, store: str) -> None:
+def test_every_combination(command: Command, tmp_path: Path, delivery: str, store: str) -> None:
     """All that can be chosen is written: short programs, and the store's URL; or it is refused."""
     code, out, _ = command("init", str(tmp_path), "--delivery", delivery, "--store", store)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
@@ -235,13 +232,6 @@ def test_secrets_are_new(write: Write, tmp_path: Path) -> None:
 # ---- What is asked -----------------------------------------------------------------------------
 
 
-class Keyboard(io.StringIO):
-    """Somebody who answers."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     ("answers", "transport"),
     [
@@ -250,7 +240,8 @@ class Keyboard(io.StringIO):
     ],
 )
 def test_answers(
-    command: "Command",
+    command: Command,
+    answer: Answer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     answers: str,
@@ -258,7 +249,7 @@ def test_answers(
 ) -> None:
     """A number, a name or nothing; what is none of these is asked for again."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", Keyboard(answers))
+    answer(answers)
     code, out, err = command("init")
     assert code == 0
     assert err.startswith("What do you want to process once?\n  1  function ")
@@ -271,7 +262,7 @@ def test_answers(
 
 
 def test_an_answer_that_is_not_text(
-    command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Bytes that are not of the terminal's encoding are not an answer: init asks again."""
 
@@ -284,9 +275,9 @@ def test_an_answer_that_is_not_text(
     assert (code, err.count("Number or name [")) == (0, 3)
 
 
-def test_stores_that_fit(command: "Command", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_that_fit(command: Command, answer: Answer) -> None:
     """Where queues are needed, Redis is not offered; nobody answering ends it."""
-    monkeypatch.setattr(sys, "stdin", Keyboard("webhook\n"))
+    answer("webhook\n")
     code, out, err = command("init")
     assert (code, out) == (2, "")
     assert "\n  3  mysql" in err
@@ -321,7 +312,7 @@ def test_stores_that_fit(command: "Command", monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_mistakes(
-    command: "Command",
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     words: list[str],
@@ -338,14 +329,14 @@ def test_mistakes(
     assert (tmp_path / "app.py").read_text() == "mine"
 
 
-def test_force(command: "Command", tmp_path: Path) -> None:
+def test_force(command: Command, tmp_path: Path) -> None:
     """With --force what is there is overwritten."""
     (tmp_path / "app.py").write_text("mine")
     assert command("init", str(tmp_path), "--delivery", "function", "--force").code == 0
     assert "oncely.once" in (tmp_path / "app.py").read_text()
 
 
-def test_what_is_missing(command: "Command", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be installed is the first thing to type."""
     monkeypatch.setattr("oncely.cli.init_command.find_spec", lambda _: None)
     words = ["init", "new folder", "--delivery", "http", "--store", "mysql", "--force"]
@@ -356,7 +347,7 @@ def test_what_is_missing(command: "Command", monkeypatch: pytest.MonkeyPatch) ->
     assert f"\n  {install}\n  cd 'new folder'\n" in out
 
 
-def test_a_link_that_leads_nowhere(command: "Command", tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere(command: Command, tmp_path: Path) -> None:
     """It is there, and nothing is written where it leads."""
     (tmp_path / "app.py").symlink_to(tmp_path / "elsewhere.py")
     code, out, err = command("init", str(tmp_path), "--delivery", "function")
@@ -366,7 +357,7 @@ def test_a_link_that_leads_nowhere(command: "Command", tmp_path: Path) -> None:
 
 
 def test_a_folder_like_an_option(
-    command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is printed is understood by a shell."""
     monkeypatch.chdir(tmp_path)
@@ -375,7 +366,7 @@ def test_a_folder_like_an_option(
     subprocess.run(["sh", "-ec", line], check=True)
 
 
-def test_the_page(command: "Command", monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the documentation shows is what is printed."""
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "how-to" / "init.md").read_text()

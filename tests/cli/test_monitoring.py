@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.cli.probing import Got, got
+from tests.cli.conftest import Got, got
 from tests.conditions import wait_until
 from tests.logs import events_in, of_event
 

@@ -1,16 +1,14 @@
 """Messages to be sent, by destination: listed, sent again, discarded; and queues of the ledger."""
 
 import json
-from typing import TYPE_CHECKING
+
+from tests.cli.conftest import Command, OnFile
 
 from oncely import Key, Message, State, ops
 from oncely.core.waiting import WaitingMessage
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, OnFile
 
-
-def test_status(sending: "OnFile", command: "Command") -> None:
+def test_status(sending: OnFile, command: Command) -> None:
     """Each destination with what waits and what was refused, and why."""
     told = json.loads(command("outbox", "status", "--json").out)
     mails, texts = told["destinations"]
@@ -23,7 +21,7 @@ def test_status(sending: "OnFile", command: "Command") -> None:
     assert ops.unsent(sending.ledger, most=0).more
 
 
-def test_list(sending: "OnFile", command: "Command") -> None:
+def test_list(sending: OnFile, command: Command) -> None:
     """What waits or, where that is asked for, what was refused; of one destination, or of all."""
     assert sending.ledger.can_defer
     [waits] = json.loads(command("outbox", "list", "--json").out)["messages"]
@@ -40,7 +38,7 @@ def test_list(sending: "OnFile", command: "Command") -> None:
     assert message.destination == "mails"
 
 
-def test_send_again(sending: "OnFile", command: "Command") -> None:
+def test_send_again(sending: OnFile, command: Command) -> None:
     """What was refused waits anew, its attempts from zero; what waits already is left alone."""
     [waits] = ops.unsent_messages(sending.ledger).rows
     [refused] = ops.unsent_messages(sending.ledger, is_refused=True).rows
@@ -55,7 +53,7 @@ def test_send_again(sending: "OnFile", command: "Command") -> None:
     assert (entry.by, entry.changed, entry.refused, entry.why) == ("ann", 1, 1, "split")
 
 
-def test_discard(sending: "OnFile", command: "Command") -> None:
+def test_discard(sending: OnFile, command: Command) -> None:
     """What is discarded is not sent; where it was the last, its message is completed."""
     ledger, key = sending.ledger, Key("shop", "order-9")
     [refused] = ops.unsent_messages(ledger, is_refused=True).rows
@@ -70,7 +68,7 @@ def test_discard(sending: "OnFile", command: "Command") -> None:
     assert record.state is State.COMPLETED
 
 
-def test_discard_of_the_last(sending: "OnFile", command: "Command") -> None:
+def test_discard_of_the_last(sending: OnFile, command: Command) -> None:
     """Where the others are sent already, discarding the last completes their message."""
     ledger = sending.ledger
     [waits] = ledger.mailbox.take(1, "1s")
@@ -83,7 +81,7 @@ def test_discard_of_the_last(sending: "OnFile", command: "Command") -> None:
     assert [entry.action for entry in ops.audit(ledger)] == ["unsent_discarded"]
 
 
-def test_queue(at: "OnFile", command: "Command") -> None:
+def test_queue(at: OnFile, command: Command) -> None:
     """What waits in a queue of the ledger."""
     assert command("queue", "in").err == "nothing waits in queue 'in'\n"
     rows = WaitingMessage.queued("in", [Message("a", type="t"), Message("b")])

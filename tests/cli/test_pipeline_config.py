@@ -2,10 +2,11 @@
 
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.cli.conftest import Main, Project
 
 from oncely.cli.pipeline import report_table
 from oncely.core.errors import ConfigError
@@ -13,9 +14,6 @@ from oncely.spark.pipeline.config import read_config
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.sink_options import import_function
 from oncely.spark.spark_report import Report
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Main, Project
 
 GONE = object()
 
@@ -98,7 +96,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(("table", "key", "value", "said"), WRONG)
 def test_a_wrong_file_says_what_is_wrong(
-    project: "Project", main: "Main", table: str, key: str, value: Any, said: str
+    project: Project, main: Main, table: str, key: str, value: Any, said: str
 ) -> None:
     """One line, with the file, the table and the key."""
     (project.folder / "noise.bin").write_bytes(b"\xff\xfe\xfa")
@@ -126,7 +124,7 @@ WRONG_ROWS: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(("table", "key", "value", "said"), WRONG_ROWS)
 def test_a_wrong_file_for_rows_says_what_is_wrong(
-    project: "Project", main: "Main", table: str, key: str, value: Any, said: str
+    project: Project, main: Main, table: str, key: str, value: Any, said: str
 ) -> None:
     """The same for what only mode `rows` has, or has not."""
     project.tables["pipeline"] |= {"mode": "rows", "table": "payments"}
@@ -142,14 +140,14 @@ def test_a_wrong_file_for_rows_says_what_is_wrong(
     assert err.startswith(f"oncely: {project.file}: {said}")
 
 
-def test_a_missing_table(project: "Project", main: "Main") -> None:
+def test_a_missing_table(project: Project, main: Main) -> None:
     """A table that is not there is named."""
     del project.tables["source"]
     code, err = main("pipeline", "run", str(project.save()))
     assert (code, err) == (2, f"oncely: {project.file}: [source]: is missing\n")
 
 
-def test_an_unknown_table(project: "Project", main: "Main") -> None:
+def test_an_unknown_table(project: Project, main: Main) -> None:
     """A table that does not exist is named."""
     project.tables["polcy"] = {}
     code, err = main("pipeline", "run", str(project.save()))
@@ -157,14 +155,14 @@ def test_an_unknown_table(project: "Project", main: "Main") -> None:
     assert "[polcy]: there is no such table; did you mean '[policy]'?" in err
 
 
-def test_a_file_that_is_not_there(main: "Main", tmp_path: Path) -> None:
+def test_a_file_that_is_not_there(main: Main, tmp_path: Path) -> None:
     """A missing file is said to be missing."""
     code, err = main("pipeline", "run", str(tmp_path / "gone.toml"))
     assert code == 2
     assert "gone.toml: cannot be read: No such file" in err
 
 
-def test_a_file_that_is_no_toml(main: "Main", tmp_path: Path) -> None:
+def test_a_file_that_is_no_toml(main: Main, tmp_path: Path) -> None:
     """Broken TOML is said to be that, with the place."""
     file = tmp_path / "broken.toml"
     file.write_text("[pipeline\n")
@@ -174,20 +172,20 @@ def test_a_file_that_is_no_toml(main: "Main", tmp_path: Path) -> None:
     assert "line 1" in err
 
 
-def test_wrong_usage(main: "Main") -> None:
+def test_wrong_usage(main: Main) -> None:
     """Wrong arguments are exit code 2 too."""
     assert main("pipeline")[0] == 2
     assert main("pipeline", "run", "a.toml", "--jsn")[0] == 2
 
 
-def test_the_ledger_may_come_from_outside(project: "Project", main: "Main") -> None:
+def test_the_ledger_may_come_from_outside(project: Project, main: Main) -> None:
     """`--ledger` stands in for the file's."""
     del project.tables["pipeline"]["ledger"]
     _, err = main("pipeline", "run", str(project.save()), "--ledger", "oracle://")
     assert "[pipeline] ledger: 'oracle://' is not of a known kind" in err
 
 
-def test_a_setting_of_spark_without_quotes(project: "Project", main: "Main") -> None:
+def test_a_setting_of_spark_without_quotes(project: Project, main: Main) -> None:
     """A dotted name without quotes is a table to TOML; the line says to quote it."""
     file = project.save()
     file.write_text(file.read_text() + "\nspark.executor.memory = '2g'\n")
@@ -196,7 +194,7 @@ def test_a_setting_of_spark_without_quotes(project: "Project", main: "Main") -> 
     assert "[spark] spark: write a name with dots in quotes" in err
 
 
-def test_what_is_right_passes(project: "Project") -> None:
+def test_what_is_right_passes(project: Project) -> None:
     """A byte order mark, a pattern with braces, and a secret in a file are all in order."""
     (project.folder / "secret").write_text("sqlite:///out/other.db\n")
     project.tables["source"]["path"] = "in/{a,b}.json"
@@ -237,13 +235,13 @@ def test_words_of_others_are_shown_as_they_are() -> None:
         ("1m30s", {"processingTime": "90000 milliseconds"}),
     ],
 )
-def test_triggers(project: "Project", trigger: str, told: dict[str, Any]) -> None:
+def test_triggers(project: Project, trigger: str, told: dict[str, Any]) -> None:
     """A trigger is what Spark is told of it."""
     project.tables["pipeline"]["trigger"] = trigger
     assert read_config(project.save()).trigger == told
 
 
-def test_secrets_of_a_source(project: "Project", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_a_source(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options of whatever source take env:NAME; what is missing is told before Spark starts."""
     monkeypatch.setenv("KAFKA_JAAS", "login required;")
     options = {"kafka.sasl.jaas.config": "env:KAFKA_JAAS", "subscribe": "orders"}

@@ -5,24 +5,21 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from tests.cli.conftest import Command, Main, Project
 from tests.servers import free_port
 from tests.spark.payments import Place
 
 from oncely import State, open_ledger, open_transport
 from oncely.transports.transport import Transport
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, Main, Project
-
 _QUEUE = "orders"
 _DEADLINE_S = 30.0
 
 
-def keep_secret(project: "Project", **urls: str) -> None:
+def keep_secret(project: Project, **urls: str) -> None:
     """Let the pipeline read URLs from files beside its own."""
     for name, url in urls.items():
         (project.folder / f"{name}.url").write_text(url)
@@ -41,7 +38,7 @@ def received(transport: Transport, count: int) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_rows_are_in_their_table_once(project: "Project", postgresql_url: str) -> None:
+def test_rows_are_in_their_table_once(project: Project, postgresql_url: str) -> None:
     """Mode `rows`: each row that can be one, by the expressions of the file, with its record; run
     again without a checkpoint, only what is new.
     """
@@ -84,7 +81,7 @@ def book(messages, batch_key):
 """
 
 
-def test_a_batch_handler(project: "Project") -> None:
+def test_a_batch_handler(project: Project) -> None:
     """It gets what is new, in the columns of a message; a batch that has failed is taken up by the
     next run, also where that has no input.
     """
@@ -109,7 +106,7 @@ def test_a_batch_handler(project: "Project") -> None:
     assert list((project.folder / "out" / "staging").iterdir()) == []
 
 
-def write_rows(project: "Project", table: str, columns: dict[str, str]) -> Path:
+def write_rows(project: Project, table: str, columns: dict[str, str]) -> Path:
     """Let the pipeline write into a table beside its ledger, in SQLite; return the file."""
     del project.tables["pipeline"]["handler"]
     del project.tables["message"]["body"]
@@ -123,7 +120,7 @@ def write_rows(project: "Project", table: str, columns: dict[str, str]) -> Path:
     return file
 
 
-def test_of_rows_with_one_key_the_last_stays(project: "Project") -> None:
+def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
     """One task writes them, in their order, however many there are; and no more than `writers`
     tasks are at work, whatever `partitions` says.
     """
@@ -150,7 +147,7 @@ def test_of_rows_with_one_key_the_last_stays(project: "Project") -> None:
     ],
 )
 def test_what_the_database_alone_can_tell_is_a_mistake_too(
-    project: "Project", main: "Main", table: str, columns: dict[str, str], said: str
+    project: Project, main: Main, table: str, columns: dict[str, str], said: str
 ) -> None:
     """A table or a column that is not there: one line that names the file, and exit code 2."""
     write_rows(project, table, columns)
@@ -163,7 +160,7 @@ def test_what_the_database_alone_can_tell_is_a_mistake_too(
 
 @pytest.mark.timeout(900)
 def test_what_handlers_send_is_sent(
-    project: "Project", command: "Command", postgresql_url: str, rabbitmq_url: str
+    project: Project, command: Command, postgresql_url: str, rabbitmq_url: str
 ) -> None:
     """By the tasks, to the transport of the file; by a relay, where the broker was away then."""
     early, late = [f"e{n}" for n in range(40)], [f"l{n}" for n in range(40)]

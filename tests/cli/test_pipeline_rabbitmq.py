@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.conftest import Project
 from tests.cli.test_pipeline_runs import KILLS, kill, wait_for_effects
 from tests.turns import in_turn
 
 from oncely import ConfigError, Message, State, open_ledger, open_transport
 from oncely.spark.pipeline.config import MessageTable, read_config
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Project
 
 _PER_RUN = 2_000
 _QUEUE = "orders"
@@ -23,7 +20,7 @@ _POINTS = in_turn(
 )
 
 
-def read_from_queue(project: "Project", url: str) -> None:
+def read_from_queue(project: Project, url: str) -> None:
     """Let the pipeline read a queue."""
     (project.folder / "broker.url").write_text(url)
     project.tables["source"] = {"format": "oncely-rabbitmq"}
@@ -43,7 +40,7 @@ def publish(url: str, ids: Sequence[str]) -> None:
 
 
 @pytest.mark.timeout(1_800)
-def test_killed_runs_lose_and_double_nothing(project: "Project", rabbitmq_url: str) -> None:
+def test_killed_runs_lose_and_double_nothing(project: Project, rabbitmq_url: str) -> None:
     """The source killed around an acknowledgement, and everything killed at work: each message has
     one effect, or is in doubt where its handler was killed.
     """
@@ -72,7 +69,7 @@ def test_killed_runs_lose_and_double_nothing(project: "Project", rabbitmq_url: s
 
 
 def test_what_is_relative_is_so_to_the_file(
-    project: "Project", monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The spool and the secret; and every column of a message goes under its own name."""
     read_from_queue(project, "amqp://user:secret@localhost")
@@ -96,7 +93,7 @@ def test_what_is_relative_is_so_to_the_file(
     ],
 )
 def test_mistakes_name_the_file_and_the_key(
-    project: "Project", options: dict[str, str], said: str
+    project: Project, options: dict[str, str], said: str
 ) -> None:
     """In one line, before Spark is started."""
     read_from_queue(project, "amqp://user:secret@localhost")

@@ -11,24 +11,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import with_real_input
+from tests.cli.conftest import Command, Main, Project, Run, with_real_input
 from tests.conditions import wait_until
 from tests.turns import in_turn
 
 from oncely import State, open_ledger, ops
 from oncely._util.signals import told_to_stop
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, Main, Project, Run
-
 KILLS = int(os.environ.get("ONCELY_TEST_KILLS", "1"))
 
 
-def wait_for_effects(project: "Project", more: int, run: "Run") -> None:
+def wait_for_effects(project: Project, more: int, run: Run) -> None:
     """Return when `more` effects have happened; the run must not be over before."""
     wanted = project.effects().total() + more
 
@@ -41,7 +37,7 @@ def wait_for_effects(project: "Project", more: int, run: "Run") -> None:
     wait_until(have_happened, limit_s=400)
 
 
-def kill(run: "Run", *, all_of_it: bool) -> None:
+def kill(run: Run, *, all_of_it: bool) -> None:
     """SIGKILL to the driver alone, whose workers then find out, or to all processes of the run."""
     pids = [run.pid]
     if all_of_it:
@@ -61,7 +57,7 @@ def _session_of(pid: int) -> int:
         return 0
 
 
-def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
+def test_a_run_its_repetition_and_a_lost_checkpoint(project: Project) -> None:
     """What was handled is handled no more, neither with the checkpoint nor without it."""
     project.put("1.json", [f"m{n}" for n in range(300)] + ["m1", "m2", ""])
     project.put("2.json", [f"m{n}" for n in range(290, 400)])
@@ -89,7 +85,7 @@ def test_a_run_its_repetition_and_a_lost_checkpoint(project: "Project") -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_failures_end_with_one(project: "Project", command: "Command") -> None:
+def test_failures_end_with_one(project: Project, command: Command) -> None:
     """A run whose messages fail permanently says so in its table and its exit code."""
     project.put("1.json", ["a", "b"])
     project.tables["pipeline"]["handler"] = "handlers:fail"
@@ -109,7 +105,7 @@ def test_failures_end_with_one(project: "Project", command: "Command") -> None:
     ],
 )
 def test_what_only_spark_can_tell_names_its_key(
-    project: "Project", main: "Main", table: str, key: str, value: str, said: str
+    project: Project, main: Main, table: str, key: str, value: str, said: str
 ) -> None:
     """A wrong expression or schema is said in the same way as the rest."""
     project.put("1.json", ["a"])
@@ -122,7 +118,7 @@ def test_what_only_spark_can_tell_names_its_key(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_checkpoint_that_spark_cannot_reach(project: "Project", main: "Main") -> None:
+def test_a_checkpoint_that_spark_cannot_reach(project: Project, main: Main) -> None:
     """Said before any handler runs, with the file and the key."""
     project.tables["pipeline"]["checkpoint"] = "nowhere://bucket/checkpoint"
     project.put("1.json", ["a"])
@@ -137,7 +133,7 @@ def test_a_checkpoint_that_spark_cannot_reach(project: "Project", main: "Main") 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("on_in_doubt", in_turn("policy of killed runs", ["hold", "retry"]))
 def test_killed_runs_lose_and_double_nothing(
-    project: "Project", on_in_doubt: str, record_property: Callable[[str, object], None]
+    project: Project, on_in_doubt: str, record_property: Callable[[str, object], None]
 ) -> None:
     """SIGKILL at random moments: one effect or in doubt (`hold`), at least one (`retry`)."""
     seed = random.randrange(2**32)
@@ -171,7 +167,7 @@ def test_killed_runs_lose_and_double_nothing(
     in_turn("signal to a run", [(signal.SIGTERM, "available_now"), (signal.SIGINT, "1s")]),
 )
 def test_a_stopped_run_leaves_no_claim(
-    project: "Project", number: signal.Signals, trigger: str
+    project: Project, number: signal.Signals, trigger: str
 ) -> None:
     """SIGTERM and SIGINT release what was not begun; the next run starts and ends it at once."""
     ids = [f"m{n:05}" for n in range(3_000)]
@@ -193,7 +189,7 @@ def test_a_stopped_run_leaves_no_claim(
     assert project.effects() == dict.fromkeys(ids, 1)
 
 
-def test_a_backfill_into_a_new_ledger(project: "Project") -> None:
+def test_a_backfill_into_a_new_ledger(project: Project) -> None:
     """Messages of last year are handled, all of them: a ledger that has forgotten nothing refuses
     none for its age. Once it has purged them, they are too old.
     """
@@ -215,7 +211,7 @@ def test_a_backfill_into_a_new_ledger(project: "Project") -> None:
 
 
 @with_real_input
-def test_real_input(project: "Project") -> None:
+def test_real_input(project: Project) -> None:
     """Real webhook deliveries come to exactly the counts that were found in them independently."""
     expected = project.read_real_input()
     project.tables["message"] |= {"type": "event", "time": "delivered_at"}
@@ -238,7 +234,7 @@ def test_real_input(project: "Project") -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_source_that_spark_lacks(project: "Project", main: "Main") -> None:
+def test_a_source_that_spark_lacks(project: Project, main: Main) -> None:
     """Spark's own words for it, and no stack."""
     project.tables["source"] = {"format": "kafka"}
     project.tables["message"] = {"id": "id"}
@@ -252,7 +248,7 @@ def test_a_source_that_spark_lacks(project: "Project", main: "Main") -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_traceback_is_printed_when_asked_for(project: "Project", main: "Main") -> None:
+def test_the_traceback_is_printed_when_asked_for(project: Project, main: Main) -> None:
     """Without that, the line says how to ask; with it Python's and Java's come below the line."""
     project.put("1.json", ["a"])
     project.tables["message"]["id"] = "if(id = 'a', raise_error('no id here'), id)"
@@ -270,7 +266,7 @@ def test_the_traceback_is_printed_when_asked_for(project: "Project", main: "Main
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_run_ends_where_too_many_fail(project: "Project", main: "Main") -> None:
+def test_a_run_ends_where_too_many_fail(project: Project, main: Main) -> None:
     """It says how many, the last error with the id of its message, and where to read more; below
     that line is Python's traceback, where it was asked for.
     """
@@ -313,14 +309,14 @@ def work(message):
 
 
 @pytest.fixture
-def failing(project: "Project") -> "Project":
+def failing(project: Project) -> Project:
     """A pipeline whose handler fails twice with some messages."""
     (project.folder / "failing.py").write_text(FAILING)
     project.tables["pipeline"] |= {"handler": "failing:work"}
     return project
 
 
-def test_a_failure_holds_up_no_batch(failing: "Project") -> None:
+def test_a_failure_holds_up_no_batch(failing: Project) -> None:
     """A run ends while a message waits; the next handles a new file at once, and what is due."""
     failing.tables["policy"] = {"tries": 3, "backoff": ["1h"]}
     failing.put("1.json", ["a", "bad", "b"])
@@ -337,7 +333,7 @@ def test_a_failure_holds_up_no_batch(failing: "Project") -> None:
     assert failing.effects() == dict.fromkeys(["a", "b", "c", "d", "e", "bad", "bad2"], 1)
 
 
-def test_a_drain_waits_also_for_what_fails(failing: "Project") -> None:
+def test_a_drain_waits_also_for_what_fails(failing: Project) -> None:
     """What has failed at every try is a dead letter, which a later run takes when a person says."""
     failing.tables["policy"] = {"tries": 2, "backoff": ["100ms"]}
     failing.put("1.json", ["a", "never"])
@@ -353,7 +349,7 @@ def test_a_drain_waits_also_for_what_fails(failing: "Project") -> None:
     assert (again["received"], again["handled"]) == (1, 1)
 
 
-def test_what_waits_is_run_where_no_batch_comes(failing: "Project") -> None:
+def test_what_waits_is_run_where_no_batch_comes(failing: Project) -> None:
     """A stream by an interval takes what is due also while nothing new arrives."""
     failing.tables["pipeline"] |= {"trigger": "500ms"}
     failing.tables["policy"] = {"tries": 3, "backoff": ["1s"]}

@@ -9,17 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.conftest import Command, InProcess, OnFile
 from tests.records import granted
 
 from oncely import Key, Message, State, open_transport, ops
 from oncely.cli import progress
 from oncely.core.waiting import WaitingMessage
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, InProcess, OnFile
 
 Defer = Callable[..., None]
 
@@ -35,7 +32,7 @@ def transport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def defer(at: "OnFile") -> Defer:
+def defer(at: OnFile) -> Defer:
     """Let a message be handled that defers one for the queue."""
 
     def handle(id_: str, body: bytes = b"body", delay_s: float = 0.0) -> None:
@@ -60,7 +57,7 @@ def arrived(transport: str) -> list[str]:
 # ---- What is sent, and said --------------------------------------------------------------------
 
 
-def test_drain(at: "OnFile", transport: str, defer: Defer, command: "Command") -> None:
+def test_drain(at: OnFile, transport: str, defer: Defer, command: Command) -> None:
     """What can be sent is sent, its messages are completed, and a table says how many."""
     defer("a")
     defer("b")
@@ -77,7 +74,7 @@ def test_drain(at: "OnFile", transport: str, defer: Defer, command: "Command") -
     assert at.ledger.counts() == {("shop", State.COMPLETED): 2, ("shop", State.HANDLED): 1}
 
 
-def test_drain_as_json(transport: str, defer: Defer, command: "Command") -> None:
+def test_drain_as_json(transport: str, defer: Defer, command: Command) -> None:
     """One object on stdout, and the code says that something was refused."""
     defer("a")
     defer("b", b"much too long")
@@ -88,7 +85,7 @@ def test_drain_as_json(transport: str, defer: Defer, command: "Command") -> None
 
 
 def test_queues_are_made_where_it_is_asked_for(
-    transport: str, defer: Defer, command: "Command"
+    transport: str, defer: Defer, command: Command
 ) -> None:
     """Else a message for a queue that is missing is set aside."""
     nowhere = transport.replace("queue.db", "another.db")
@@ -104,7 +101,7 @@ def test_queues_are_made_where_it_is_asked_for(
 
 
 def test_set_aside_and_sent_again(
-    at: "OnFile", transport: str, defer: Defer, command: "Command"
+    at: OnFile, transport: str, defer: Defer, command: Command
 ) -> None:
     """What was refused for good is a failure, and is sent when people let it."""
     defer("b", b"much too long")
@@ -123,7 +120,7 @@ def test_set_aside_and_sent_again(
 
 
 def test_progress(
-    transport: str, defer: Defer, command: "Command", monkeypatch: pytest.MonkeyPatch
+    transport: str, defer: Defer, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it works it says on stderr what is sent, what waits, and for how long."""
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
@@ -136,7 +133,7 @@ def test_progress(
 def test_secrets(
     transport: str,
     defer: Defer,
-    command: "Command",
+    command: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,7 +150,7 @@ def test_secrets(
 
 
 @pytest.fixture
-def started(at: "OnFile", transport: str) -> Iterator[subprocess.Popen[str]]:
+def started(at: OnFile, transport: str) -> Iterator[subprocess.Popen[str]]:
     """The command in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-m", "oncely", "relay", "--json", "--poll", "20ms"],
@@ -169,7 +166,7 @@ def started(at: "OnFile", transport: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped(
-    at: "OnFile",
+    at: OnFile,
     transport: str,
     defer: Defer,
     started: subprocess.Popen[str],
@@ -197,47 +194,7 @@ def test_stopped(
 # ---- Mistakes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--transport", ""], "no transport is named; add --transport sqlite:///queue.db"),
-        (["--transport", "memory://geheim"], '"memory://" is seen by one process only'),
-        (["--transport", "pigeon://u:geheim@h"], "'pigeon://u:***@h' is not of a known kind"),
-        (["--transport", "env:GEHEIM"], "'env:GEHEIM' is not of a known kind"),
-        (["--transport", "env:NOWHERE"], "transport: the environment variable NOWHERE is not set"),
-        (["--transport", "sqlite:///nowhere/q.db"], "its folder does not exist"),
-        (["--batch", "0"], "--batch: '0' is not a whole number from 1"),
-        (["--tries", "many"], "--tries: 'many' is not a whole number from 1"),
-        (["--poll", "often"], "--poll: 'often' is not a duration"),
-        (["--poll", "0s"], "poll: zero would look"),
-        (["--ledger", "memory://"], '"memory://" is seen by one process only'),
-        (["--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
-        (["--ledger", ""], "no ledger is named"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_mistake_is_one_line(
-    at: "OnFile",
-    transport: str,
-    command: "Command",
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
-) -> None:
-    """Exit code 2, and a line that says what is wrong; nothing on stdout, no file left behind."""
-    monkeypatch.setenv("GEHEIM", "geheim")
-    monkeypatch.chdir(at.file.parent)
-    before = set(at.file.parent.iterdir())
-    code, out, err = command("relay", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("oncely: ")
-    assert said in err
-    assert err.count("\n") == 1
-    assert "geheim" not in err
-    assert set(at.file.parent.iterdir()) == before
-
-
-def test_redis_defers_nothing(transport: str, command: "Command", redis_url: str) -> None:
+def test_redis_defers_nothing(transport: str, command: Command, redis_url: str) -> None:
     """A ledger that cannot defer messages is told in one line."""
     code, out, err = command("relay", "--ledger", redis_url)
     assert (code, out) == (2, "")
@@ -246,7 +203,7 @@ def test_redis_defers_nothing(transport: str, command: "Command", redis_url: str
 
 
 def test_the_broker_is_away(
-    at: "OnFile", defer: Defer, in_process: "InProcess", tmp_path: Path
+    at: OnFile, defer: Defer, in_process: InProcess, tmp_path: Path
 ) -> None:
     """To drain into a broker that is away is a failure, in one line; nothing is marked."""
     defer("a")

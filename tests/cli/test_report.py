@@ -3,34 +3,19 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pytest
-from tests.cli.conftest import OnFile
+from tests.cli.conftest import Command, Main, OnFile
 from tests.records import granted
 
 from oncely import Key, open_ledger
 from oncely.core.errors import StoreUnavailable
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, Main
 
-_WITHOUT = """
-import sys
-
-for name in ("pyspark", "py4j", "pyarrow", "matplotlib", "starlette", "uvicorn"):
-    sys.modules[name] = None
-from oncely.cli import main
-
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_written(filled: OnFile, command: "Command", tmp_path: Path) -> None:
+def test_written(filled: OnFile, command: Command, tmp_path: Path) -> None:
     """The file has what is in the ledger; the command says what is stuck, and ends well."""
     file = tmp_path / "report.html"
     ran = command("report", "--to", str(file))
@@ -42,7 +27,7 @@ def test_written(filled: OnFile, command: "Command", tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == [file.name]
 
 
-def test_what_is_not_a_file_stays(filled: OnFile, command: "Command", tmp_path: Path) -> None:
+def test_what_is_not_a_file_stays(filled: OnFile, command: Command, tmp_path: Path) -> None:
     """A pipe, as /dev/stdout is one, is refused and not replaced by a file; of a link to a file,
     the file is replaced.
     """
@@ -59,7 +44,7 @@ def test_what_is_not_a_file_stays(filled: OnFile, command: "Command", tmp_path: 
     assert "<!doctype html>" in file.read_text(encoding="utf-8")
 
 
-def test_as_json(filled: OnFile, command: "Command", tmp_path: Path) -> None:
+def test_as_json(filled: OnFile, command: Command, tmp_path: Path) -> None:
     """As `oncely status --json` has it, and the file."""
     file = tmp_path / "report.html"
     said = json.loads(command("report", "--to", str(file), "--json").out)
@@ -69,16 +54,7 @@ def test_as_json(filled: OnFile, command: "Command", tmp_path: Path) -> None:
     assert said["total"]["completed"] == status["total"]["completed"] == 1
 
 
-def test_needs_little(filled: OnFile, tmp_path: Path) -> None:
-    """Neither Spark nor Java, matplotlib or a server are needed."""
-    file = tmp_path / "report.html"
-    words = [sys.executable, "-c", _WITHOUT, "report", "--to", str(file), "--ledger", filled.url]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert "doubtful" in file.read_text(encoding="utf-8")
-
-
-def test_table_and_schema(postgresql_url: str, command: "Command", tmp_path: Path) -> None:
+def test_table_and_schema(postgresql_url: str, command: Command, tmp_path: Path) -> None:
     """Of the table that is named; the file says which, without the password."""
     with closing(open_ledger(postgresql_url, table="shop_messages", schema="billing")) as ledger:
         ledger.migrate()
@@ -97,7 +73,7 @@ def test_table_and_schema(postgresql_url: str, command: "Command", tmp_path: Pat
 
 
 def test_secret_of_the_ledger_is_not_in_it(
-    filled: OnFile, command: "Command", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: OnFile, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger that env:NAME names is named so."""
     monkeypatch.setenv("SHOP_LEDGER", filled.url)
@@ -110,7 +86,7 @@ def test_secret_of_the_ledger_is_not_in_it(
 
 
 def test_whole_or_not_at_all(
-    filled: OnFile, main: "Main", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: OnFile, main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the ledger goes away, an existing file stays as it was, and nothing is beside it."""
 
@@ -127,29 +103,3 @@ def test_whole_or_not_at_all(
     assert "the database has gone" in err
     assert file.read_text() == "yesterday's"
     assert list(folder.iterdir()) == [file]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--to", "none/report.html"], "there is no folder 'none'"),
-        (["--to", "."], "is a folder; name a file"),
-        ([], "--to"),
-        (["--to", "r.html", "--archive", "none"], "no such option: --archive; see: "),
-        (["--to", "r.html", "--ledger", "sqlite:///none.db"], "there is no file 'none.db'"),
-    ],
-)
-def test_mistakes(
-    at: OnFile,
-    main: "Main",
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
-) -> None:
-    """A wrong option is told in one line."""
-    monkeypatch.chdir(tmp_path)
-    code, err = main("report", *arguments)
-    assert code == 2
-    assert said in err
-    assert err.count("\n") == 1

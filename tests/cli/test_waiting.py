@@ -4,15 +4,13 @@ import json
 import re
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING
+
+from tests.cli.conftest import Command, OnFile, Shop
 
 from oncely import Key, Message, ops
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, OnFile, Shop
 
-
-def overdue(at: "OnFile", id_: str) -> None:
+def overdue(at: OnFile, id_: str) -> None:
     """Let a message have been due a minute ago."""
     with closing(sqlite3.connect(at.file)) as connection, connection:
         changed = connection.execute(
@@ -23,7 +21,7 @@ def overdue(at: "OnFile", id_: str) -> None:
         assert changed.rowcount == 1
 
 
-def test_waiting(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_waiting(shop: Shop, at: OnFile, command: Command) -> None:
     """A row for each: whose it is, its attempts, when it is due, and why it failed."""
     shop.wait(Message("a"), "10m", "no answer from postgresql://u:geheim@h \x1b[2J")
     shop.wait(Message("b"), "30m")
@@ -38,7 +36,7 @@ def test_waiting(shop: "Shop", at: "OnFile", command: "Command") -> None:
     assert second[3].startswith("overdue for 30 min")
 
 
-def test_waiting_as_json(shop: "Shop", command: "Command") -> None:
+def test_waiting_as_json(shop: Shop, command: Command) -> None:
     """One object, which says whether there are more."""
     shop.wait(Message("a", type="t"), "10m")
     shop.wait(Message("b"), "10m")
@@ -54,7 +52,7 @@ def test_waiting_as_json(shop: "Shop", command: "Command") -> None:
     assert json.loads(command("waiting", "--json").out)["more"] is False
 
 
-def test_none_waits(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_none_waits(shop: Shop, at: OnFile, command: Command) -> None:
     """That is no failure; a consumer that nobody knows is a mistake. Dead letters do not wait."""
     shop.fail(Message("a"))
     none = (0, "", "no messages wait for a retry\n")
@@ -65,7 +63,7 @@ def test_none_waits(shop: "Shop", at: "OnFile", command: "Command") -> None:
     assert ran == (2, "", f"oncely: {said}\n")
 
 
-def test_more_than_asked_for(shop: "Shop", command: "Command") -> None:
+def test_more_than_asked_for(shop: Shop, command: Command) -> None:
     """What is not listed is told."""
     shop.wait(Message("a"))
     shop.wait(Message("b"))
@@ -74,7 +72,7 @@ def test_more_than_asked_for(shop: "Shop", command: "Command") -> None:
     assert ran.err == "the first 1; there are more, see --limit\n"
 
 
-def test_reset_runs_it_at_once(shop: "Shop", command: "Command") -> None:
+def test_reset_runs_it_at_once(shop: Shop, command: Command) -> None:
     """What is reset is due, and a dead letter is none any more."""
     shop.fail(Message("a"))
     shop.wait(Message("b"), "1h")
@@ -83,7 +81,7 @@ def test_reset_runs_it_at_once(shop: "Shop", command: "Command") -> None:
     assert {message.id for message in shop.handled()} == {"a", "b"}
 
 
-def test_forget_leaves_it(shop: "Shop", command: "Command") -> None:
+def test_forget_leaves_it(shop: Shop, command: Command) -> None:
     """What is forgotten is new, and waits still."""
     shop.wait(Message("a"), "1h")
     assert command("forget", "a").code == 0
@@ -91,7 +89,7 @@ def test_forget_leaves_it(shop: "Shop", command: "Command") -> None:
     assert "in 59 min" in command("waiting").out
 
 
-def test_run_now(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_run_now(shop: Shop, at: OnFile, command: Command) -> None:
     """What waits runs with the next worker; it is noted who wanted that."""
     shop.wait(Message("a"), "10m")
     ran = command("run-now", "a", "--by", "ann", "--why", "it is back")
@@ -103,7 +101,7 @@ def test_run_now(shop: "Shop", at: "OnFile", command: "Command") -> None:
     assert (entry.action, entry.message_id, entry.changed) == ("run_now", "a", 1)
 
 
-def test_cancel(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_cancel(shop: Shop, at: OnFile, command: Command) -> None:
     """What waits becomes a dead letter that says who wanted that, and does not run."""
     shop.wait(Message("a"), "10m")
     ran = command("cancel", "a", "--by", "ann", "--why", "withdrawn", "--json")
@@ -116,7 +114,7 @@ def test_cancel(shop: "Shop", at: "OnFile", command: "Command") -> None:
         assert (ran.code, ran.err) == (1, "oncely: 'a' does not wait for a retry\n")
 
 
-def test_a_worker_has_it(shop: "Shop", at: "OnFile", command: "Command") -> None:
+def test_a_worker_has_it(shop: Shop, at: OnFile, command: Command) -> None:
     """What a worker has begun is neither hurried nor cancelled."""
     shop.wait(Message("a"), "10m")
     at.ledger.reset(Key("shop", "a"))

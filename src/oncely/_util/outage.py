@@ -5,9 +5,9 @@ from typing import Any
 
 from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
-from oncely.core.errors import ContentionError, StoreUnavailable, TransportError, describe
+from oncely.core.errors import StoreError, TransportError, describe
 
-_EXPECTED = (StoreUnavailable, ContentionError, TransportError)
+_EXPECTED = (StoreError, TransportError)
 """Errors that have no place in the program which a traceback could show."""
 
 
