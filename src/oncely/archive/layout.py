@@ -9,7 +9,7 @@ the archive, leaves in its order; and no record was last seen before its message
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,9 @@ SPARK_SCHEMA = (
     "consumer STRING, date DATE, bucket INT"
 )
 """The same for Spark, which would take a consumer named 007 for a number."""
+
+_AS_THEY_ARE = ("attempts", "fence", "version", "exhausted", "duplicates", "fingerprint")
+"""The fields of a record that are columns without any change."""
 
 _PART = re.compile(r"date=(\d{4}-\d\d-\d\d)/bucket=(\d\d)/part-[0-9a-f]+\.parquet")
 
@@ -129,20 +132,15 @@ def parts(files: fs.FileSystem, consumer: str) -> list[Part]:
 
 def table_of(records: Sequence[Record]) -> pa.Table:
     """Records of one consumer as a table."""
-    columns: dict[str, Iterable[Any]] = {
+    columns: dict[str, list[Any]] = {
         "message_id": [record.key.message_id for record in records],
         "status": [record.state.value for record in records],
-        "attempts": [record.attempts for record in records],
-        "fence": [record.fence for record in records],
-        "version": [record.version for record in records],
         "first_seen": [_microseconds(record.first_seen) for record in records],
         "last_seen": [_microseconds(record.last_seen) for record in records],
-        "exhausted": [record.exhausted for record in records],
-        "duplicates": [record.duplicates for record in records],
-        "fingerprint": [record.fingerprint for record in records],
         "metadata": [_json(record.metadata) for record in records],
         "result": [_json(record.result) for record in records],
     }
+    columns |= {name: [getattr(record, name) for record in records] for name in _AS_THEY_ARE}
     arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
@@ -152,16 +150,11 @@ def record_of(consumer: str, row: Mapping[str, Any]) -> Record:
     return Record(
         key=Key(consumer, row["message_id"]),
         state=State(row["status"]),
-        attempts=row["attempts"],
-        fence=row["fence"],
         first_seen=row["first_seen"].timestamp(),
         last_seen=row["last_seen"].timestamp(),
         metadata=None if row["metadata"] is None else json.loads(row["metadata"]),
         result=None if row["result"] is None else json.loads(row["result"]),
-        fingerprint=row["fingerprint"],
-        exhausted=row["exhausted"],
-        duplicates=row["duplicates"],
-        version=row["version"],
+        **{name: row[name] for name in _AS_THEY_ARE},
     )
 
 

@@ -184,7 +184,9 @@ def _write_file(archive: ArchiveFolder, folder: str, records: Sequence[Record]) 
     reached("archive_written")
     _verify(archive.files, aside, table)
     # The same records have the same name: written once more after a crash, they replace themselves.
-    archive.files.move(aside, f"{folder}/part-{_digest(records)}.parquet")
+    lines = "\n".join(f"{record.version} {record.key.message_id}" for record in records)
+    digest = sha256(lines.encode()).hexdigest()[:32]
+    archive.files.move(aside, f"{folder}/part-{digest}.parquet")
 
 
 def _verify(files: fs.FileSystem, path: str, table: pa.Table) -> None:
@@ -195,11 +197,6 @@ def _verify(files: fs.FileSystem, path: str, table: pa.Table) -> None:
         raise OncelyError(f"archive: {path} cannot be read back: {error}") from error
     if not is_same:
         raise OncelyError(f"archive: {path} does not read back as it was written")
-
-
-def _digest(records: Sequence[Record]) -> str:
-    lines = "\n".join(f"{record.version} {record.key.message_id}" for record in records)
-    return sha256(lines.encode()).hexdigest()[:32]
 
 
 def _sync(archive: ArchiveFolder, paths: Set[Path]) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from uuid import uuid4
 
 from oncely._util.event_log import EventLog
@@ -43,11 +43,21 @@ class RecordedRun:
             handled=committed.handled - before.handled,
             failed=max(0, failed),
             exhausted=committed.failed - before.failed,
-            duplicates=_duplicates(committed) - _duplicates(before),
+            duplicates=committed.duplicates - before.duplicates,
             in_doubt=committed.in_doubt - before.in_doubt,
         )
         if any(new[3:8]):
             self._ledger.recorder.add(self._run.consumer, new)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Keep where the run stands at the end of the block, and the error that ends it."""
+        try:
+            yield
+        except BaseException as error:
+            self.keep(error)
+            raise
+        self.keep()
 
     def keep(self, error: BaseException | None = None, *, has_ended: bool = True) -> None:
         """Keep where it stands. A ledger that is away is no reason for the run to end."""
@@ -75,21 +85,13 @@ def _outage() -> Outage:
     )
 
 
-def _duplicates(counts: Counts) -> int:
-    return counts.duplicates_input + counts.duplicates_ledger
-
-
 @contextmanager
 def recorded_run(ledger: Ledger, name: str, consumer: str) -> Iterator[RecordedRun]:
     """While a run lasts, as operators see it."""
     run = RecordedRun(ledger, name, consumer)
     run.keep(has_ended=False)
-    try:
+    with run.ending():
         yield run
-    except BaseException as error:
-        run.keep(error)
-        raise
-    run.keep()
 
 
 class FrontRun:
@@ -112,21 +114,15 @@ class FrontRun:
         """
         if self._run is None:
             self._run = self._begun(address, name, consumer)
-        run = self._run
-        try:
+        with nullcontext() if self._run is None else self._run.ending():
             yield self._add
-        except BaseException as error:
-            if run is not None:
-                run.keep(error)
-            raise
-        if run is not None:
-            run.count(self._counts)
-            run.report = Report(self._counts, self._seconds)
-            run.keep()
 
     def _add(self, report: Report) -> None:
         self._counts += report.counts
         self._seconds += report.seconds
+        if self._run is not None:
+            self._run.count(self._counts)
+            self._run.report = Report(self._counts, self._seconds)
 
     def _begun(self, address: LedgerAddress, name: str, consumer: str) -> RecordedRun | None:
         try:

@@ -55,7 +55,10 @@ def open_session(name: str, settings: Mapping[str, str]) -> SparkSession:
     """
     try:
         if "SPARK_REMOTE" in os.environ or "spark.remote" in settings:
-            return _connected(name, settings)
+            url = os.environ.get("SPARK_REMOTE") or settings["spark.remote"]
+            spark = SparkSession.builder.appName(name).remote(url).getOrCreate()
+            _set(spark, _unsaid_in(spark) | dict(settings))
+            return spark
         return _started(name, settings)
     except (PySparkException, Py4JError, OSError) as error:
         raise OncelyError(f"Spark cannot be started: {str(error).splitlines()[0]}") from error
@@ -78,13 +81,6 @@ def _started(name: str, settings: Mapping[str, str]) -> SparkSession:
     if gateway is not None:
         SparkContext(conf=conf, gateway=gateway)
     return SparkSession.builder.config(conf=conf).getOrCreate()
-
-
-def _connected(name: str, settings: Mapping[str, str]) -> SparkSession:
-    url = os.environ.get("SPARK_REMOTE") or settings["spark.remote"]
-    spark = SparkSession.builder.appName(name).remote(url).getOrCreate()
-    _set(spark, _unsaid_in(spark) | dict(settings))
-    return spark
 
 
 def _active() -> SparkSession | None:

@@ -79,19 +79,16 @@ def _name_of(function: Callable[..., Any], what: str) -> str:
     """The "module:function" by which a worker imports `function`."""
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
-    if module == "__main__" or _find(f"{module}:{name}") is not function:
+    try:
+        found = pkgutil.resolve_name(f"{module}:{name}")
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if module == "__main__" or found is not function:
         raise ConfigError(
             f"{what}: {name or function!r} of {module} cannot be imported by a worker; define it "
             'at the top level of a module of its own, or write "module:function"'
         )
     return f"{module}:{name}"
-
-
-def _find(name: str) -> Any:
-    try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError):
-        return None
 
 
 def _folder_of(function: Callable[..., Any]) -> str | None:

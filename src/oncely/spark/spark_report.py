@@ -28,7 +28,7 @@ class Report:
     @property
     def duplicates(self) -> int:
         """Copies in the input, and of messages already in the ledger; `counts` has both."""
-        return self.counts.duplicates_input + self.counts.duplicates_ledger
+        return self.counts.duplicates
 
     @property
     def quarantined(self) -> int:

@@ -39,6 +39,8 @@ _SILENT_S = 10.0
 _CALLS = 3
 """After so many failed calls in a row the driver counts as gone."""
 _CALL_AGAIN_S = 0.2
+_ABORTS = (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError)
+"""The errors of a wrong or broken call; a TimeoutError is an OSError."""
 _CHALLENGE = 32
 _PROOF = 64
 _MAX_CALLERS = 256
@@ -117,7 +119,11 @@ class DriverChannel:
         with self._lock:
             self._stopping = True
         deadline = time.monotonic() + grace_s
-        while self._are_running() and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            with self._lock:
+                self._forget_silent()
+                if not self._number_running():
+                    return
             time.sleep(_POLL_S)
 
     def close(self) -> None:
@@ -125,11 +131,6 @@ class DriverChannel:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join()
-
-    def _are_running(self) -> bool:
-        with self._lock:
-            self._forget_silent()
-            return self._number_running() > 0
 
     def _number_running(self) -> int:
         return sum(attempt.is_running for attempt in self._attempts.values())
@@ -172,16 +173,8 @@ class DriverChannel:
             oldest.transport.abort()
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
-                await self._answer_call(reader, caller)
-        except (
-            OSError,
-            EOFError,
-            ValueError,
-            KeyError,
-            TypeError,
-            asyncio.LimitOverrunError,
-        ) as error:
-            # A TimeoutError is an OSError.
+                await self._answer(reader, caller)
+        except _ABORTS as error:
             _log.debug(
                 "a call of a task was aborted: %(reason)s",
                 error=error,
@@ -191,9 +184,7 @@ class DriverChannel:
             self._callers.pop(caller, None)
             caller.close()
 
-    async def _answer_call(
-        self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
         challenge = secrets.token_bytes(_CHALLENGE // 2).hex().encode()
         caller.write(challenge)
         proof = await reader.readexactly(_PROOF)

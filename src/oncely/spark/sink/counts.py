@@ -54,17 +54,20 @@ class Counts:
         self.quarantined[name if is_counted else OTHER_REASONS] += count
 
     @property
+    def duplicates(self) -> int:
+        """Copies in the input, and of messages already in the ledger."""
+        return self.duplicates_input + self.duplicates_ledger
+
+    @property
     def new(self) -> int:
         """Deliveries that are not duplicates."""
-        return self.settled - self.duplicates_input - self.duplicates_ledger
+        broken = self.quarantined.total()
+        return self.handled + broken + self.failed + self.in_doubt + self.waiting
 
     @property
     def settled(self) -> int:
         """Deliveries whose result is known."""
-        duplicates = self.duplicates_input + self.duplicates_ledger
-        broken = self.quarantined.total()
-        settled = self.handled + duplicates + broken + self.failed
-        return settled + self.in_doubt + self.waiting
+        return self.new + self.duplicates
 
     def in_words(self) -> str:
         """The counts of messages that were not handled, as text."""
