@@ -73,7 +73,7 @@ def yesterday(ledger: Ledger) -> None:
     if isinstance(asked := ledger.claim(card), oncely.Granted):
         ledger.fail(asked.claim, "ValueError: card ending in 4711 was declined", final=True)
     found = ops.select(ledger, ops.Selection(states=["failed"]), limit=1)
-    ops.reset(ledger, found.rows, by="anna", why="the customer has a new card")
+    ops.reset(ledger, found.records, by="anna", why="the customer has a new card")
 
 
 def _period(consumer: str, worker: str, began: int, now: float) -> Activity:

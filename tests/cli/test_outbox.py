@@ -40,13 +40,13 @@ def test_list(sending: OnFile, command: Command) -> None:
 
 def test_send_again(sending: OnFile, command: Command) -> None:
     """What was refused waits anew, its attempts from zero; what waits already is left alone."""
-    [waits] = ops.unsent_messages(sending.ledger).rows
-    [refused] = ops.unsent_messages(sending.ledger, is_refused=True).rows
+    [waits] = ops.unsent_messages(sending.ledger).messages
+    [refused] = ops.unsent_messages(sending.ledger, is_refused=True).messages
     ids = [str(refused.number), str(waits.number)]
     ran = command("outbox", "send-again", *ids, "--by", "ann", "--why", "split")
     assert (ran.code, ran.out) == (1, "sent again: 1\n")
     assert f"there is no refused message {waits.number}" in ran.err
-    both = ops.unsent_messages(sending.ledger).rows
+    both = ops.unsent_messages(sending.ledger).messages
     assert {each.destination: each.attempts for each in both} == {"mails": 0, "texts": 0}
     [entry] = ops.audit(sending.ledger)
     assert (entry.action, entry.message_id) == ("sent_again", "order-9")
@@ -56,7 +56,7 @@ def test_send_again(sending: OnFile, command: Command) -> None:
 def test_discard(sending: OnFile, command: Command) -> None:
     """What is discarded is not sent; where it was the last, its message is completed."""
     ledger, key = sending.ledger, Key("shop", "order-9")
-    [refused] = ops.unsent_messages(ledger, is_refused=True).rows
+    [refused] = ops.unsent_messages(ledger, is_refused=True).messages
     assert command("outbox", "discard", str(refused.number)).code == 0
     record = ledger.find(key)
     assert record is not None
@@ -73,7 +73,7 @@ def test_discard_of_the_last(sending: OnFile, command: Command) -> None:
     ledger = sending.ledger
     [waits] = ledger.mailbox.take(1, "1s")
     ledger.mailbox.sent([waits])
-    [refused] = ops.unsent_messages(ledger, is_refused=True).rows
+    [refused] = ops.unsent_messages(ledger, is_refused=True).messages
     assert command("outbox", "discard", str(refused.number), "--json").code == 0
     record = ledger.find(Key("shop", "order-9"))
     assert record is not None

@@ -50,7 +50,7 @@ class Full:
     @property
     def refused(self) -> Sequence[int]:
         """The numbers of the messages that were refused."""
-        found = ops.unsent_messages(self.ledger, is_refused=True).rows
+        found = ops.unsent_messages(self.ledger, is_refused=True).messages
         return [each.number or 0 for each in found]
 
     def rows(self) -> str:

@@ -36,8 +36,8 @@ def failed(ledger: Ledger, consumer: str, message_id: str, error: str = "no") ->
     ledger.fail(claimed(ledger, consumer, message_id), error)
 
 
-def ids(selected: ops.Found[Record]) -> list[str]:
-    return [record.key.message_id for record in selected.rows]
+def ids(selected: ops.Selected) -> list[str]:
+    return [record.key.message_id for record in selected.records]
 
 
 def the(ledger: Ledger, consumer: str, message_id: str) -> Record:
@@ -152,7 +152,7 @@ def test_select_by_the_rest(ledger: Ledger, clock: ManualClock) -> None:
     clock.advance(3_600)
     completed(ledger, "a", "order-2")
     chosen = ops.Selection(consumer="a", text="order", older_than="30m")
-    [record] = ops.select(ledger, chosen).rows
+    [record] = ops.select(ledger, chosen).records
     assert record.key == Key("a", "order-1")
 
 
@@ -163,7 +163,7 @@ def test_select_up_to_a_limit(ledger: Ledger, limit: int, count: int, more: bool
     failed(ledger, "c", "2")
     completed(ledger, "c", "3")
     selected = ops.select(ledger, ops.Selection(states=["failed", "sent"]), limit)
-    assert (len(selected.rows), selected.more) == (count, more)
+    assert (len(selected.records), selected.more) == (count, more)
 
 
 def test_select_by_no_state(ledger: Ledger) -> None:
@@ -225,7 +225,7 @@ def test_reset(ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixt
     claimed(ledger, "c", "doubtful")
     clock.advance(60)
     ledger.fail(claimed(ledger, "c", "failed"), "no", final=True)
-    records = ops.select(ledger, ops.Selection(states=ops.RESETTABLE)).rows
+    records = ops.select(ledger, ops.Selection(states=ops.RESETTABLE)).records
     changed = ops.reset(ledger, records, by="ann", why="the provider is back")
     assert changed == ops.Changed(
         [Key("c", "doubtful"), Key("c", "failed")], [], "ann", "the provider is back"
@@ -474,7 +474,7 @@ def letters(ledger: Ledger, *ids: str) -> list[int]:
         row = WaitingMessage(id_, "", Message(id_), Key("shop", id_), queue=queue)
         letter = replace(row, is_set_aside=True, reason="no", name=retry_name(queue))
         ledger.mailbox.keep([letter])
-    return [each.id for each in ops.dead_letters(ledger).rows]
+    return [each.id for each in ops.dead_letters(ledger).letters]
 
 
 def test_status_of_who_has_no_records(ledger: Ledger) -> None:
@@ -496,8 +496,8 @@ def test_retry_letters(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None
     )
     assert changed == ops.LettersChanged([two], [99], "ann", "password=***")
     assert turns == [1, 2]
-    assert [each.id for each in ops.dead_letters(ledger).rows] == [one]
-    [waiting] = ops.waiting(ledger).rows
+    assert [each.id for each in ops.dead_letters(ledger).letters] == [one]
+    [waiting] = ops.waiting(ledger).messages
     assert waiting.key == Key("shop", "b")
     assert not the(ledger, "shop", "b").exhausted
     [record] = caplog.records

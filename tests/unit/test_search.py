@@ -254,11 +254,11 @@ def test_consumers_of_a_large_ledger(
     def ask() -> list[object]:
         nobody = ops.Selection(consumer="nobody", states=["failed"])
         return [
-            *ops.select(bounded, nobody).rows,
+            *ops.select(bounded, nobody).records,
             *ops.search(bounded, nobody).records,
             *ops.find(bounded, "1", "nobody"),
-            *ops.dead_letters(bounded, "nobody").rows,
-            *ops.waiting(bounded, "nobody").rows,
+            *ops.dead_letters(bounded, "nobody").letters,
+            *ops.waiting(bounded, "nobody").messages,
         ]
 
     with pytest.raises(ConfigError, match="no records of consumer 'nobody'"):

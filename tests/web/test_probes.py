@@ -64,7 +64,7 @@ def test_what_is_known(trouble: Trouble) -> None:
     assert "order-9 shop 1 1 charge, mail 20" in page
     assert "order-1 billing 1 1 - 20" in page
     assert "what a message in doubt would send has not left" in page
-    found = ops.select(trouble.ledger, ops.Selection(states=[ops.IN_DOUBT])).rows
+    found = ops.select(trouble.ledger, ops.Selection(states=[ops.IN_DOUBT])).records
     [first] = ops.doubts(trouble.ledger, [each for each in found if each.key.consumer == "shop"])
     assert first.as_dict(trouble.ledger.now())["steps"] == ["charge", "mail"]
 

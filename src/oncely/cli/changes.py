@@ -83,7 +83,7 @@ def _change(
         else:
             selection = replace(filters, states=filters.states or states)
             selected = ops.select(ledger, selection, limit)
-            records = selected.rows
+            records = selected.records
             if selected.more:
                 say(f"only the first {limit:,}; more records match, see --limit")
         if not records:

@@ -27,7 +27,7 @@ from oncely.cli.tables import (
     fields_table,
     folded,
     lines,
-    more_of,
+    more_than,
     put,
     put_found,
     table_of,
@@ -106,10 +106,12 @@ def list_letters(
         found = ops.dead_letters(ledger, consumer, limit, newest=newest, with_bodies=False)
         now = ledger.now()
     if as_json:
-        letters = [ops.letter_as_dict(letter) for letter in found.rows]
+        letters = [ops.letter_as_dict(letter) for letter in found.letters]
         put_json({"dead_letters": letters, "more": found.more})
     else:
-        put_found(_letters_table(found.rows, now), "no dead letters", more_of(found, limit))
+        put_found(
+            _letters_table(found.letters, now), "no dead letters", more_than(limit, more=found.more)
+        )
 
 
 @options.command("groups", "oncely dead groups --consumer billing", dead)
@@ -268,11 +270,11 @@ def _chosen(ledger: "Ledger", letters: _Letters, verb: str) -> Sequence[int]:
             raise ConfigError(f"{verb}: IDs need no --consumer; leave it out, or say --all")
         return numbers
     found = ops.dead_letters(ledger, consumer, limit, with_bodies=False)
-    if not found.rows:
+    if not found.letters:
         say("no dead letters")
     if found.more:
         say(f"the first {limit:,} only; there are more, see --limit")
-    return [letter.id for letter in found.rows]
+    return [letter.id for letter in found.letters]
 
 
 def _retry(

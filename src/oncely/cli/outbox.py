@@ -10,7 +10,7 @@ from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName, Note
-from oncely.cli.tables import ago, aligned, cut, folded, more_of, put_found, table_of, unbroken
+from oncely.cli.tables import ago, aligned, cut, folded, more_than, put_found, table_of, unbroken
 from oncely.cli.terminal import put_json, tell_changed
 from oncely.core.errors import mask_passwords
 
@@ -44,11 +44,11 @@ def status(at: LedgerName, as_json: bool) -> None:
     with opened(at) as ledger:
         found, now = ops.unsent(ledger), ledger.now()
     if as_json:
-        destinations = [asdict(each) for each in found.rows]
+        destinations = [asdict(each) for each in found.destinations]
         put_json({"destinations": destinations, "more": found.more})
     else:
         more = f"of the first {ops.MOST_UNSENT:,}; there are more" if found.more else None
-        put_found(_destinations_table(found.rows, now), "nothing is to be sent", more)
+        put_found(_destinations_table(found.destinations, now), "nothing is to be sent", more)
 
 
 @options.command("list", "oncely outbox list --refused --destination mails", outbox)
@@ -100,13 +100,13 @@ def queue(at: LedgerName, name: str, limit: int, as_json: bool) -> None:
 
 
 def _put_messages(
-    found: "ops.Found[WaitingMessage]", now: float, limit: int, none: str, *, as_json: bool
+    found: "ops.FoundMessages", now: float, limit: int, none: str, *, as_json: bool
 ) -> None:
     if as_json:
-        messages = [ops.unsent_as_dict(message) for message in found.rows]
+        messages = [ops.unsent_as_dict(message) for message in found.messages]
         put_json({"messages": messages, "more": found.more})
     else:
-        put_found(_table(found.rows, now), none, more_of(found, limit))
+        put_found(_table(found.messages, now), none, more_than(limit, more=found.more))
 
 
 def _destinations_table(found: "Sequence[ops.Unsent]", now: float) -> "Table":

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
     from rich.text import Text
 
-    from oncely.ops import Found
-
 _ENDLESS = 100_000
 _NARROW = 24
 """The least that is left of a column that gives way."""
@@ -158,9 +156,9 @@ def ago(at: float, now: float) -> str:
     return f"{span(now - at)} ago"
 
 
-def more_of(found: "Found[Any]", limit: int) -> str | None:
-    """What to say where there are more rows than were found."""
-    return f"the first {limit:,}; there are more, see --limit" if found.more else None
+def more_than(limit: int, *, more: bool) -> str | None:
+    """What to say where there are more rows than the limit."""
+    return f"the first {limit:,}; there are more, see --limit" if more else None
 
 
 def put_found(table: "Table", none: str, more: str | None = None) -> None:

@@ -7,7 +7,7 @@ from oncely.cli import lazy_ops as ops
 from oncely.cli import options
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName
-from oncely.cli.tables import aligned, cut, folded, more_of, put_found, table_of, unbroken
+from oncely.cli.tables import aligned, cut, folded, more_than, put_found, table_of, unbroken
 from oncely.cli.terminal import put_json
 from oncely.core.shown import span
 
@@ -28,10 +28,17 @@ def waiting(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> 
         now = ledger.now()
     if as_json:
         put_json(
-            {"waiting": [ops.waiting_as_dict(each, now) for each in found.rows], "more": found.more}
+            {
+                "waiting": [ops.waiting_as_dict(each, now) for each in found.messages],
+                "more": found.more,
+            }
         )
     else:
-        put_found(_table(found.rows, now), "no messages wait for a retry", more_of(found, limit))
+        put_found(
+            _table(found.messages, now),
+            "no messages wait for a retry",
+            more_than(limit, more=found.more),
+        )
 
 
 def _table(found: "Sequence[WaitingMessage]", now: float) -> "Table":

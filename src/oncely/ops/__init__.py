@@ -2,56 +2,97 @@
 line and the dashboard.
 """
 
-from oncely.core.state_words import IN_DOUBT, RESETTABLE, STATES
-from oncely.ops.activity import (
-    FoundActivity,
-    Point,
-    Rates,
-    SeenWorker,
-    activity,
-    audit,
-    check_kept,
-    keeps_activity,
-    runs,
-    workers,
-)
-from oncely.ops.decisions import Changed, forget, happened, not_happened, reset
-from oncely.ops.doubts import doubts
-from oncely.ops.found import Found, first
-from oncely.ops.known import EXACT
-from oncely.ops.letter_groups import (
-    FoundGroups,
-    LetterGroup,
-    letter_group,
-    letter_groups,
-    letters_to_export,
-)
-from oncely.ops.letters import (
-    LettersChanged,
-    dead_letters,
-    discard_letters,
-    letter,
-    letter_as_dict,
-    letters_numbered,
-    retry_letters,
-)
-from oncely.ops.overview import LATE_S, LedgerOverview, Snag, overview
-from oncely.ops.probing import Probed, probe
-from oncely.ops.records import Details, Selection, details, find, record_as_dict, select, word_for
-from oncely.ops.search import Searched, search
-from oncely.ops.sending import (
-    MOST_UNSENT,
-    Unsent,
-    discard_unsent,
-    queued,
-    refused_numbered,
-    send_again,
-    send_every_again,
-    unsent,
-    unsent_as_dict,
-    unsent_messages,
-)
-from oncely.ops.status import Backlogs, Status, Summary, backlogs, status
-from oncely.ops.story import Chapter, Story, story
-from oncely.ops.upkeep import LEASE, RETENTION, policy_retentions, problems, purge, retentions
-from oncely.ops.waiting import cancel, run_now, waiting, waiting_as_dict, waiting_key
+from oncely.core.state_words import EXHAUSTED as EXHAUSTED
+from oncely.core.state_words import IN_DOUBT as IN_DOUBT
+from oncely.core.state_words import RESETTABLE as RESETTABLE
+from oncely.core.state_words import STATES as STATES
+from oncely.core.state_words import state_word as state_word
+from oncely.ops.activity import FoundActivity as FoundActivity
+from oncely.ops.activity import Point as Point
+from oncely.ops.activity import Rates as Rates
+from oncely.ops.activity import SeenWorker as SeenWorker
+from oncely.ops.activity import activity as activity
+from oncely.ops.activity import audit as audit
+from oncely.ops.activity import check_kept as check_kept
+from oncely.ops.activity import keeps_activity as keeps_activity
+from oncely.ops.activity import runs as runs
+from oncely.ops.activity import workers as workers
+from oncely.ops.decisions import Changed as Changed
+from oncely.ops.decisions import OperatorRefusal as OperatorRefusal
+from oncely.ops.decisions import forget as forget
+from oncely.ops.decisions import happened as happened
+from oncely.ops.decisions import not_happened as not_happened
+from oncely.ops.decisions import reset as reset
+from oncely.ops.doubts import Doubt as Doubt
+from oncely.ops.doubts import doubts as doubts
+from oncely.ops.found import FoundMessages as FoundMessages
+from oncely.ops.found import first as first
+from oncely.ops.known import EXACT as EXACT
+from oncely.ops.known import check_known as check_known
+from oncely.ops.known import check_known_at_all as check_known_at_all
+from oncely.ops.known import consumers as consumers
+from oncely.ops.known import told as told
+from oncely.ops.letter_groups import FoundGroups as FoundGroups
+from oncely.ops.letter_groups import LetterGroup as LetterGroup
+from oncely.ops.letter_groups import letter_group as letter_group
+from oncely.ops.letter_groups import letter_groups as letter_groups
+from oncely.ops.letter_groups import letters_to_export as letters_to_export
+from oncely.ops.letters import FoundLetters as FoundLetters
+from oncely.ops.letters import LettersChanged as LettersChanged
+from oncely.ops.letters import dead_letters as dead_letters
+from oncely.ops.letters import discard_letters as discard_letters
+from oncely.ops.letters import every_dead_letter as every_dead_letter
+from oncely.ops.letters import letter as letter
+from oncely.ops.letters import letter_as_dict as letter_as_dict
+from oncely.ops.letters import letters_numbered as letters_numbered
+from oncely.ops.letters import retry_letters as retry_letters
+from oncely.ops.overview import LATE_S as LATE_S
+from oncely.ops.overview import LedgerOverview as LedgerOverview
+from oncely.ops.overview import Snag as Snag
+from oncely.ops.overview import StuckMessages as StuckMessages
+from oncely.ops.overview import overview as overview
+from oncely.ops.probing import PROBE_S as PROBE_S
+from oncely.ops.probing import Probed as Probed
+from oncely.ops.probing import probe as probe
+from oncely.ops.records import Details as Details
+from oncely.ops.records import Selected as Selected
+from oncely.ops.records import Selection as Selection
+from oncely.ops.records import details as details
+from oncely.ops.records import find as find
+from oncely.ops.records import record_as_dict as record_as_dict
+from oncely.ops.records import select as select
+from oncely.ops.records import word_for as word_for
+from oncely.ops.search import PATIENCE_S as PATIENCE_S
+from oncely.ops.search import Searched as Searched
+from oncely.ops.search import search as search
+from oncely.ops.sending import MOST_UNSENT as MOST_UNSENT
+from oncely.ops.sending import FoundUnsent as FoundUnsent
+from oncely.ops.sending import Unsent as Unsent
+from oncely.ops.sending import discard_unsent as discard_unsent
+from oncely.ops.sending import queued as queued
+from oncely.ops.sending import refused_numbered as refused_numbered
+from oncely.ops.sending import send_again as send_again
+from oncely.ops.sending import send_every_again as send_every_again
+from oncely.ops.sending import unsent as unsent
+from oncely.ops.sending import unsent_as_dict as unsent_as_dict
+from oncely.ops.sending import unsent_messages as unsent_messages
+from oncely.ops.status import Backlogs as Backlogs
+from oncely.ops.status import Status as Status
+from oncely.ops.status import Summary as Summary
+from oncely.ops.status import backlogs as backlogs
+from oncely.ops.status import status as status
+from oncely.ops.story import Chapter as Chapter
+from oncely.ops.story import Story as Story
+from oncely.ops.story import story as story
+from oncely.ops.upkeep import LEASE as LEASE
+from oncely.ops.upkeep import RETENTION as RETENTION
+from oncely.ops.upkeep import Purged as Purged
+from oncely.ops.upkeep import policy_retentions as policy_retentions
+from oncely.ops.upkeep import problems as problems
+from oncely.ops.upkeep import purge as purge
+from oncely.ops.upkeep import retentions as retentions
+from oncely.ops.waiting import cancel as cancel
+from oncely.ops.waiting import run_now as run_now
+from oncely.ops.waiting import waiting as waiting
+from oncely.ops.waiting import waiting_as_dict as waiting_as_dict
+from oncely.ops.waiting import waiting_key as waiting_key

@@ -2,20 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
+
+from oncely.core.waiting import WaitingMessage
 
 Row = TypeVar("Row")
 
 
-class Found(NamedTuple, Generic[Row]):
-    """Rows, in the order that was asked for."""
+class FoundMessages(NamedTuple):
+    """Messages that wait, in the order in which they came."""
 
-    rows: Sequence[Row]
+    messages: Sequence[WaitingMessage]
     more: bool
     """Whether there are others, left out because of the limit."""
 
 
-def first(rows: Iterable[Row], limit: int) -> Found[Row]:
-    """At most `limit` of the rows."""
+def first(rows: Iterable[Row], limit: int) -> tuple[Sequence[Row], bool]:
+    """At most `limit` of the rows, and whether there are more."""
     found = [*islice(rows, limit + 1)]
-    return Found(found[:limit], len(found) > limit)
+    return found[:limit], len(found) > limit

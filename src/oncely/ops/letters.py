@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
 from oncely.core.errors import ConfigError, MessageError, RefusedError, mask_passwords
@@ -13,7 +13,7 @@ from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter
 from oncely.ledger import Ledger
 from oncely.ops.auditing import Note, Noted, about, audited, change_each
-from oncely.ops.found import Found, first
+from oncely.ops.found import first
 from oncely.ops.known import check_known_at_all, check_waits
 
 _log = EventLog(__name__)
@@ -29,6 +29,14 @@ LETTERS_DISCARDED = "dead_letter_discarded"
 _READ_TOGETHER = 50
 
 
+class FoundLetters(NamedTuple):
+    """Dead letters, in the order that was asked for."""
+
+    letters: Sequence[DeadLetter]
+    more: bool
+    """Whether there are others, left out because of the limit."""
+
+
 def dead_letters(
     ledger: Ledger,
     consumer: str | None = None,
@@ -36,14 +44,14 @@ def dead_letters(
     *,
     newest: bool = False,
     with_bodies: bool = True,
-) -> Found[DeadLetter]:
+) -> FoundLetters:
     """At most `limit` dead letters, in the order in which they came; or the `newest` first, for
     which all are read. Without bodies each has an empty one: a list needs none, and they may be
     large. Raises ConfigError for a consumer that the ledger does not know, and where the store
     keeps no messages.
     """
     every = every_dead_letter(ledger, consumer, with_bodies=with_bodies)
-    return first(reversed(deque(every, limit + 1)) if newest else every, limit)
+    return FoundLetters(*first(reversed(deque(every, limit + 1)) if newest else every, limit))
 
 
 def every_dead_letter(

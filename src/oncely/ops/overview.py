@@ -85,7 +85,7 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
 
 def _oldest_in_doubt(ledger: Ledger) -> float | None:
     """For how long it has been in doubt."""
-    found = select(ledger, Selection(states=[IN_DOUBT]), limit=1).rows
+    found = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
     since = next((each.lease_until or each.last_seen for each in found), None)
     return None if since is None else ledger.now() - since
 

@@ -11,7 +11,7 @@ from oncely.core.rules import Standing, standing
 from oncely.core.state_words import EXHAUSTED, IN_DOUBT, STATES, state_word
 from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.ledger import Ledger
-from oncely.ops.found import Found, first
+from oncely.ops.found import first
 from oncely.ops.known import check_known
 from oncely.ops.letters import letter_as_dict
 from oncely.ops.waiting import waiting_as_dict
@@ -31,9 +31,17 @@ class Selection:
     """Stands in the message id."""
 
 
+class Selected(NamedTuple):
+    """The records that were found, in the order that was asked for."""
+
+    records: Sequence[Record]
+    more: bool
+    """Whether others fit that were left out, because of the limit."""
+
+
 def select(
     ledger: Ledger, selection: Selection, limit: int = 100, *, newest: bool = False
-) -> Found[Record]:
+) -> Selected:
     """At most `limit` records that fit, least recently seen first; or with `newest`, most recently
     seen first. All records in those states are read: `search` looks at a part of them. Raises
     ConfigError for a word that is not one of `STATES`, and for a consumer that the ledger does not
@@ -46,7 +54,7 @@ def select(
             found[record.key] = record
     if not found and selection.consumer is not None:
         check_known(ledger, selection.consumer)
-    return first(sorted(found.values(), key=_age_and_key, reverse=newest), limit)
+    return Selected(*first(sorted(found.values(), key=_age_and_key, reverse=newest), limit))
 
 
 def queries(selection: Selection) -> Sequence[Query]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncely._util.event_log import EventLog
 from oncely.core.errors import mask_passwords
@@ -14,7 +14,7 @@ from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX, WaitingMessage, queue_named
 from oncely.ledger import Ledger
 from oncely.ops.auditing import AuditCounts, Note, about, audited
-from oncely.ops.found import Found, first
+from oncely.ops.found import FoundMessages, first
 from oncely.ops.known import check_waits
 from oncely.ops.letters import LettersChanged
 
@@ -43,7 +43,15 @@ class Unsent:
     """Since when the oldest of all waits, in seconds since 1970."""
 
 
-def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> Found[Unsent]:
+class FoundUnsent(NamedTuple):
+    """The unsent messages, by destination."""
+
+    destinations: Sequence[Unsent]
+    more: bool
+    """Whether there are others, which are in no count because of the limit."""
+
+
+def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
     """What waits to be sent and what was refused, for each destination: of at most `most` each.
     Raises ConfigError where the store keeps no messages.
     """
@@ -53,10 +61,10 @@ def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> Found[Unsent]:
         for refused in (False, True)
     ]
     groups: dict[str, list[WaitingMessage]] = {}
-    for message in chain.from_iterable(each.rows for each in found):
+    for message in chain.from_iterable(each.messages for each in found):
         groups.setdefault(message.destination, []).append(message)
     destinations = [_unsent(name, groups[name]) for name in sorted(groups)]
-    return Found(destinations, any(each.more for each in found))
+    return FoundUnsent(destinations, any(each.more for each in found))
 
 
 def _unsent(destination: str, messages: Sequence[WaitingMessage]) -> Unsent:
@@ -77,7 +85,7 @@ def unsent_messages(
     *,
     is_refused: bool = False,
     with_bodies: bool = True,
-) -> Found[WaitingMessage]:
+) -> FoundMessages:
     """At most `limit` messages that wait to be sent, or that were refused; of one destination, for
     which all of these are read, or of all. Without bodies each has an empty one.
     """
@@ -94,7 +102,7 @@ def refused_numbered(ledger: Ledger, ids: Sequence[int]) -> Sequence[WaitingMess
     return [found[id_] for id_ in ids if id_ in found]
 
 
-def queued(ledger: Ledger, queue: str, limit: int = 100) -> Found[WaitingMessage]:
+def queued(ledger: Ledger, queue: str, limit: int = 100) -> FoundMessages:
     """At most `limit` messages that wait in the queue of that name in the ledger."""
     check_waits(ledger)
     return _listed(ledger, queue_named(queue), limit)
@@ -108,10 +116,11 @@ def _listed(
     *,
     is_refused: bool = False,
     with_bodies: bool = True,
-) -> Found[WaitingMessage]:
+) -> FoundMessages:
     most = limit + 1 if destination is None else sys.maxsize
     listed = ledger.mailbox.listed(queue, most, is_set_aside=is_refused, with_bodies=with_bodies)
-    return first((each for each in listed if destination in (None, each.destination)), limit)
+    fitting = (each for each in listed if destination in (None, each.destination))
+    return FoundMessages(*first(fitting, limit))
 
 
 def send_again(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> LettersChanged:

@@ -9,21 +9,22 @@ from oncely.core.waiting import WaitingMessage, consumer_of, retries_of
 from oncely.ledger import Ledger
 from oncely.ops.auditing import Noted
 from oncely.ops.decisions import Changed, change_keys
-from oncely.ops.found import Found, first
+from oncely.ops.found import FoundMessages, first
 from oncely.ops.known import check_known_at_all, check_waits
 from oncely.ops.letters import body_fields, masked_fields
 
 
 def waiting(
     ledger: Ledger, consumer: str | None = None, limit: int = 100, *, with_bodies: bool = True
-) -> Found[WaitingMessage]:
+) -> FoundMessages:
     """At most `limit` messages that wait to be tried again; without bodies each has an empty one.
     Raises as `dead_letters` does.
     """
     check_waits(ledger)
     queue = retries_of("*" if consumer is None else consumer)
-    found = first(ledger.mailbox.listed(queue, limit + 1, with_bodies=with_bodies), limit)
-    if not found.rows and consumer is not None:
+    listed = ledger.mailbox.listed(queue, limit + 1, with_bodies=with_bodies)
+    found = FoundMessages(*first(listed, limit))
+    if not found.messages and consumer is not None:
         check_known_at_all(ledger, consumer, "waiting messages")
     return found
 

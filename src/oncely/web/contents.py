@@ -134,8 +134,8 @@ def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Co
     """
     selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
     found = ops.select(ledger, selection, limit)
-    names = {each.key.consumer for each in found.rows}
-    doubts = ops.doubts(ledger, found.rows)
+    names = {each.key.consumer for each in found.records}
+    doubts = ops.doubts(ledger, found.records)
     return {
         "records": [(record_mark(each.record), each.as_dict(now)) for each in doubts],
         "lost": [each.as_dict() for each in _lost(ledger, names)],
@@ -160,7 +160,7 @@ def failed(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Cont
     """
     found = ops.dead_letters(ledger, consumer, limit, with_bodies=False)
     return {
-        "letters": [ops.letter_as_dict(letter) for letter in found.rows],
+        "letters": [ops.letter_as_dict(letter) for letter in found.letters],
         "grouped": ops.letter_groups(ledger, consumer, _GROUPED),
         "more": found.more,
         "now": now,
@@ -183,7 +183,7 @@ def waiting(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Con
     found = ops.waiting(ledger, consumer, limit, with_bodies=False)
     return {
         "messages": [
-            (waiting_mark(each.key), ops.waiting_as_dict(each, now)) for each in found.rows
+            (waiting_mark(each.key), ops.waiting_as_dict(each, now)) for each in found.messages
         ],
         "more": found.more,
         "now": now,
@@ -195,18 +195,18 @@ def outbox(ledger: Ledger, waiting: ops.Backlogs, now: float) -> Contents:
     outbox list --refused --json` have it.
     """
     keeps = ledger.can_defer
-    unsent = ops.unsent(ledger) if keeps else ops.Found([], more=False)
+    unsent = ops.unsent(ledger) if keeps else ops.FoundUnsent([], more=False)
     refused = (
         ops.unsent_messages(ledger, None, LIMIT, is_refused=True, with_bodies=False)
         if keeps
-        else ops.Found([], more=False)
+        else ops.FoundMessages([], more=False)
     )
     return {
         "backlog": asdict(waiting.outbox),
         "keeps": keeps,
-        "destinations": [asdict(each) for each in unsent.rows],
+        "destinations": [asdict(each) for each in unsent.destinations],
         "more": unsent.more,
-        "refused": [ops.unsent_as_dict(each) for each in refused.rows],
+        "refused": [ops.unsent_as_dict(each) for each in refused.messages],
         "more_refused": refused.more,
         "late_s": ops.LATE_S,
         "now": now,
@@ -234,10 +234,10 @@ def workers(ledger: Ledger, now: float) -> Contents:
 
 def runs(ledger: Ledger, limit: int, now: float) -> Contents:
     """The runs on Spark that began last; as `oncely runs --json` has them."""
-    found = ops.first(ops.runs(ledger, limit + 1), limit)
+    found, more = ops.first(ops.runs(ledger, limit + 1), limit)
     return {
-        "runs": found.rows,
-        "more": found.more,
+        "runs": found,
+        "more": more,
         "is_kept": ops.keeps_activity(ledger),
         "now": now,
     }
@@ -245,10 +245,10 @@ def runs(ledger: Ledger, limit: int, now: float) -> Contents:
 
 def audit(ledger: Ledger, before: int | None, now: float) -> Contents:
     """What people changed last, or before an entry; as `oncely audit --json` has it."""
-    found = ops.first(ops.audit(ledger, LIMIT + 1, before), LIMIT)
+    found, more = ops.first(ops.audit(ledger, LIMIT + 1, before), LIMIT)
     return {
-        "entries": found.rows,
-        "more": found.more,
+        "entries": found,
+        "more": more,
         "is_kept": ops.keeps_activity(ledger),
         "now": now,
     }

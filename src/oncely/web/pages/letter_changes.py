@@ -63,7 +63,7 @@ def _choose(visit: Visit) -> Chosen:
     consumer = visit.field("consumer") or None
     if visit.sent("every"):
         found = ops.dead_letters(visit.ledger, consumer, MOST, with_bodies=False)
-        return Chosen([*map(_subject, found.rows)], [MORE] if found.more else [])
+        return Chosen([*map(_subject, found.letters)], [MORE] if found.more else [])
     if not visit.field("group"):
         return _named_letters(visit, visit.sent("id")[:MOST])
     found_group = ops.letter_group(visit.ledger, visit.field("group"), consumer)

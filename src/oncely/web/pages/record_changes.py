@@ -82,7 +82,7 @@ def _every(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
     consumer = visit.field("consumer") or None
     selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
     found = ops.select(visit.ledger, selection, MOST)
-    return found.rows, [MORE] if found.more else []
+    return found.records, [MORE] if found.more else []
 
 
 def _unchanged(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:

@@ -14,7 +14,7 @@ def _choose(visit: Visit) -> Chosen:
     """Those that were ticked, or all that were refused; and what has gone meanwhile."""
     if visit.sent("every"):
         every = ops.unsent_messages(visit.ledger, None, MOST, is_refused=True, with_bodies=False)
-        return Chosen([*map(_subject, every.rows)], [MORE] if every.more else [])
+        return Chosen([*map(_subject, every.messages)], [MORE] if every.more else [])
     ids = {number(text): text for text in visit.sent("id")[:MOST]}
     found = ops.refused_numbered(visit.ledger, [*ids])
     gone = ids.keys() - {each.number for each in found}
