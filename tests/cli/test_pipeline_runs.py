@@ -282,7 +282,7 @@ def test_a_run_ends_where_too_many_fail(project: Project, main: Main) -> None:
     line, traceback = err.partition(said)[1:]
     assert line, err
     assert "Traceback (most recent call last):\n" in traceback
-    assert "sink/judging.py" in traceback
+    assert "spark/format.py" in traceback
     # What has failed is known: the next run gets past it.
     ran, err = main("pipeline", "run", str(project.file), "--json")
     assert ran == 1

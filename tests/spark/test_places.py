@@ -139,4 +139,4 @@ def test_what_a_secret_names_is_absolute_too(
     }
     for given, absolute in places.items():
         read = read_options({"consumer": "c", "handler": "a:b", "ledger": given})
-        assert read.ledger == absolute
+        assert read.address.location == absolute

@@ -16,8 +16,9 @@ from tests.servers import Rabbitmq
 from tests.spark.conftest import HERE
 
 from oncely import Ledger, Message, State, open_transport
-from oncely.spark.rabbitmq.rabbitmq_source import SCHEMA, RabbitmqDataSource
+from oncely.spark.rabbitmq.rabbitmq_source import RabbitmqDataSource
 from oncely.spark.rabbitmq.source_options import read_rabbitmq_options
+from oncely.spark.sink.message_rows import MESSAGE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,7 +136,7 @@ def test_what_was_spooled_and_never_an_offset_is_read_first(
     publish(rabbitmq_url, ["a", "b"])
     stream.run(rabbitmq_url)
     publish(rabbitmq_url, ["c", "d"])
-    reader = RabbitmqDataSource(options).streamReader(SCHEMA)
+    reader = RabbitmqDataSource(options).streamReader(MESSAGE_SCHEMA)
     assert reader.latestOffset({"segment": 1}, reader.getDefaultReadLimit()) == {"segment": 2}
     reader.stop()
     assert is_empty(rabbitmq_url)
@@ -242,7 +243,7 @@ def test_executors_are_not_handed_the_url() -> None:
     """What is pickled for them has no option."""
     options = {"url": "amqp://user:secret@h", "queue": "secret-queue", "spool": "spool"}
     source = RabbitmqDataSource(options)
-    for reader in (source.reader(SCHEMA), source.streamReader(SCHEMA)):
+    for reader in (source.reader(MESSAGE_SCHEMA), source.streamReader(MESSAGE_SCHEMA)):
         assert b"secret" not in pickle.dumps(reader)
 
 

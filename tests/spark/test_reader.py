@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from oncely import ConfigError, Granted, Key, Ledger
 from oncely.ops import record_as_dict
-from oncely.spark.reader_options import read_reader_options
+from oncely.spark.reader import read_reader_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -665,7 +665,7 @@ def test_a_source_whose_columns_need_backticks(spark: "SparkSession", tmp_path: 
         '[columns]\n"x`y" = "`a.b`"\nz = "`a``b`"\n'
     )
     config = read_config(file)
-    messages = read_messages(spark, config, columns=config.columns)
+    messages = read_messages(spark, config)
     query = messages.writeStream.format("memory").queryName("odd").trigger(availableNow=True)
     assert query.start().awaitTermination(120)
     good, bad = spark.table("odd").orderBy("z").collect()

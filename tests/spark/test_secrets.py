@@ -18,7 +18,7 @@ from tests.spark.tasks import batches_of
 
 from oncely import Message, open_transport
 from oncely.spark.modes.open_task import open_task
-from oncely.spark.reader_options import read_reader_options
+from oncely.spark.reader import read_reader_options
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import read_options

@@ -19,7 +19,7 @@ from oncely.core.record import Key
 from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.journal import Entry, Journal, size
+from oncely.spark.sink.journal import Entry, Journal
 from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, read_options
@@ -134,8 +134,7 @@ def test_an_input_that_breaks(options: Mapping[str, str], effects: Effects) -> N
 
 def test_the_journal_outlives_its_writer() -> None:
     """Who reads its memory knows what was begun and not stored."""
-    memory = bytearray(size())
-    journal = Journal(memory)
+    journal = Journal()
     for number in range(4):
         journal.begin(number, fence=number + 1)
     journal.returned(0)

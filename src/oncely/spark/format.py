@@ -2,6 +2,7 @@
 ledger.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
@@ -16,17 +17,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.spark.handler_process.supervisor import TaskSupervisor
-from oncely.spark.modes.open_task import check_columns, open_task
-from oncely.spark.reader import SCHEMA, LedgerReader
-from oncely.spark.reader_options import read_reader_options
+from oncely.spark.ledgers import url_here
+from oncely.spark.modes.open_task import check_columns, run_task
+from oncely.spark.reader import SCHEMA, LedgerReader, read_reader_options
 from oncely.spark.sink.channel import TaskChannel, report_batch
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.driver_checks import check_here, check_on_driver
+from oncely.spark.sink.driver_checks import check_on_driver, check_writable_here
 from oncely.spark.sink.handover import hand_over
-from oncely.spark.sink.judging import judge
 from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
@@ -140,34 +139,22 @@ def _run_task(
 ) -> TaskReport:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
-    check_here(options)
+    # A cluster cannot share each ledger, and this machine may not have the secret.
+    with url_here(options.address.location):
+        check_writable_here(options.quarantine)
     task = f"{batch}-{partition:05d}"
     quarantine = Quarantine(options.quarantine, batch, partition)
     try:
         if options.mode == "rows":
-            counts = _run_here(options, quarantine, task, batches)
+            # Here: without a handler there is nothing to isolate.
+            channel = TaskChannel(options.channel, options.channel_token, task)
+            counts = run_task(options, quarantine, channel, numbered(batches))
         else:
             counts = TaskSupervisor(options, quarantine, task).run(batches)
         return TaskReport(counts, batch, over, quarantine.close())
     except BaseException:
         quarantine.discard()
         raise
-
-
-def _run_here(
-    options: SinkOptions, quarantine: Quarantine, name: str, batches: Iterator[RecordBatch]
-) -> Counts:
-    """Run the task in this process: without a handler there is nothing to isolate."""
-    channel = TaskChannel(options.channel, options.channel_token, name)
-    whole = None
-    try:
-        task = open_task(options, quarantine, channel)
-        with rarely_collecting():
-            task.run(numbered(batches))
-        whole = task.counts
-        return whole
-    finally:
-        channel.close(whole)
 
 
 def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -180,8 +167,31 @@ def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
     for batch, over in {(report.batch, report.over) for report in reports}:
         remove_stale(options.quarantine, batch, whole)
         forget_attempts(options.quarantine, over)
-    judge(options, total)
+    _judge(options, total)
     if options.channel is not None:
         report_batch(options.channel, options.channel_token, total)
     if options.report is not None:
         hand_over(options.report, total)
+
+
+def _judge(options: SinkOptions, counts: Counts) -> None:
+    """Raise OncelyError if more of a batch failed than `fail_if` or `max_failures` allows.
+
+    The batch then does not count as committed: Spark may repeat it, and the ledger knows it.
+    """
+    see = f"; see: oncely list --consumer {options.consumer} --state failed"
+    # Only handlers that ran: a batch that had failed before passes.
+    ran = counts.handled + counts.errors
+    if options.max_failures is not None and counts.errors > options.max_failures * ran:
+        raise OncelyError(
+            f"{counts.errors:,} of {ran:,} messages failed, more than the share that option "
+            f"max_failures={options.max_failures:g} allows; last error: {counts.last_error}{see}"
+        )
+    left = counts.new - counts.handled
+    is_all = left > 0 and not counts.handled
+    text = f"{left:,} of {counts.new:,} new messages were not handled: {counts.in_words()}"
+    if (options.fail_if == "all" and is_all) or (options.fail_if == "any" and left):
+        raise OncelyError(f'{text} (option fail_if="{options.fail_if}"){see}')
+    # A program that gets the counts can judge them itself.
+    if is_all and options.fail_if is None and options.report is None and options.channel is None:
+        warnings.warn(f"oncely: {text}{see}", RuntimeWarning, stacklevel=1)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -9,14 +10,14 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, OncelyError
 from oncely.lifecycle.wrapping import name_of
 from oncely.spark.failures import as_own
-from oncely.spark.ledgers import check_master
+from oncely.spark.ledgers import check_master, migrated_ledger
 from oncely.spark.recorded_run import FrontRun
 from oncely.spark.session import make_active
 from oncely.spark.settings import as_names, as_text, sink_options
-from oncely.spark.sink.driver_checks import check_on_driver, check_reachable
+from oncely.spark.sink.driver_checks import check_on_driver
 from oncely.spark.sink.handover import fetch
 from oncely.spark.sink.paths import absolute_paths
 from oncely.spark.sink.sink_options import Mode, import_function, read_options
@@ -103,13 +104,18 @@ def _process(
     for said, other in (("handler", "handler_batch"), ("handler_batch", "handler")):
         if said in given and other not in given:
             settings.pop(other, None)
-    settings = _checked(spark, settings)
-    make_active(spark)
     if not _is_driver(spark):
+        # The other checks are the server's, whose files and modules differ.
+        check_master(spark, settings)
         return _settled(messages, settings, function, partitions, writers)
+    settings = absolute_paths(settings)
+    check_master(spark, settings)
     options = read_options(settings)
+    check_on_driver(options)
     if is_alone:
-        check_reachable(options)
+        # Tasks would wait for a ledger that does not answer.
+        with suppress(ConfigError):
+            migrated_ledger(options.address).now()
     name = spark.sparkContext.appName or options.consumer
     with recorded.batch(options.address, name, options.consumer) as told:
         report = _settled(messages, settings, function, partitions, writers)
@@ -125,6 +131,7 @@ def _settled(
     writers: int | None,
 ) -> Report:
     """What became of the messages."""
+    make_active(messages.sparkSession)
     began = time.monotonic()
     try:
         if "handler_batch" in settings:
@@ -137,6 +144,8 @@ def _settled(
         told = {**settings, "report": run}
         dealt.write.format("oncely").options(**told).mode("append").save()
         counts = fetch(messages.sparkSession, run)
+        if counts is None:
+            raise OncelyError("the counts of the run are not where it was committed")
     except (PySparkException, Py4JError, ConnectionError) as error:
         raise as_own(error) from error
     return Report(counts, time.monotonic() - began)
@@ -175,20 +184,6 @@ def foreach_batch(
     return take
 
 
-def _checked(spark: SparkSession, settings: dict[str, str]) -> dict[str, str]:
-    """The options of a write, checked before any job runs, with this program's absolute paths.
-
-    A client of Spark Connect leaves the checks to its server, whose files and modules differ.
-    """
-    if not _is_driver(spark):
-        check_master(spark, settings)
-        return settings
-    located = absolute_paths(settings)
-    check_master(spark, located)
-    check_on_driver(read_options(located))
-    return located
-
-
 def _is_driver(spark: SparkSession | None) -> bool:
-    """Whether this program is the driver of that session."""
+    """Whether this program is the driver of that session, and not a client of Spark Connect."""
     return spark is not None and hasattr(spark, "sparkContext")

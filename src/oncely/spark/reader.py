@@ -1,17 +1,26 @@
 """The ledger as a DataFrame: read in parallel by ranges of keys, a page at a time."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import DataType, RecordBatch
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from oncely.core.record import Record
+from oncely.core.record import Record, State
+from oncely.locations import LedgerAddress, absolute_location, check_shared
 from oncely.ops import record_as_dict
 from oncely.spark.ledgers import existing_ledger
-from oncely.spark.reader_options import ReaderOptions
+from oncely.spark.option_values import (
+    check_consumer,
+    choice,
+    refuse_unknown,
+    required,
+    whole_number,
+)
+from oncely.stores.names import TABLE_NAME
 from oncely.stores.store import KeyRange, Wanted
 
 _COLUMNS = {
@@ -36,6 +45,45 @@ _COLUMNS = {
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in _COLUMNS.items())
 """The schema in Spark's DDL."""
+
+
+_NAMES = ("ledger", "table", "schema", "consumer", "state", "partitions")
+_DEFAULT_PARTITIONS = 8
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """The checked options of a read of `format("oncely")`; sent to the executors."""
+
+    address: LedgerAddress = field(repr=False)
+    """Where the ledger is."""
+    consumer: str | None
+    """The consumer of the records; None for all."""
+    state: State | None
+    """The state of the records; None for all."""
+    partitions: int
+    """The most ranges of keys into which the records are split."""
+
+
+def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
+    """Check the options of a read. Raises ConfigError, which names the option."""
+    given = {name.lower(): value for name, value in options.items()}
+    refuse_unknown(given, _NAMES)
+    ledger = absolute_location(required(given, "ledger", "sqlite:////var/lib/ledger.db"))
+    table, schema = given.get("table", TABLE_NAME), given.get("schema")
+    return ReaderOptions(
+        address=LedgerAddress(check_shared(ledger), table, schema),
+        consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
+        state=_state(given.get("state")),
+        partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
+    )
+
+
+def _state(given: str | None) -> State | None:
+    words = {state.word: state for state in State}
+    # The status in the table is accepted, too.
+    stored = {state.value: state.word for state in State}
+    return None if given is None else words[choice("state", stored.get(given, given), words)]
 
 
 class LedgerReader(DataSourceReader):

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from oncely._util import clock
 from oncely._util.crash_points import reached
@@ -24,6 +25,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import recorded
 from oncely.core.verdicts import Counted, Phase, Told
+from oncely.core.waiting import retries_of
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.probing import asked_probe
 from oncely.lifecycle.handling import Handling
@@ -31,14 +33,13 @@ from oncely.lifecycle.held_message import HeldMessage
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
-from oncely.spark.batches.due_messages import with_due
 from oncely.spark.batches.member_jobs import JobReport, read_report
-from oncely.spark.batches.one_batch import CLAIMED, Batch, claimed_by
-from oncely.spark.batches.staging import Staging
+from oncely.spark.batches.one_batch import Batch
+from oncely.spark.batches.staging import IN_DOUBT, STAGED, Staging
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import check_types
+from oncely.spark.sink.message_rows import MESSAGE_SCHEMA, check_types
 from oncely.spark.sink.sink_options import import_function, read_options
 
 _log = EventLog(__name__)
@@ -49,11 +50,15 @@ handed over again."""
 
 _STAGING = "staging"
 """The metadata of a batch's record that names its folder."""
+_CLAIMED = "claimed"
+"""The step in which the messages of a batch are claimed."""
 _BEGUN = "begun under fence {}"
 """The step that is stored before the handler may have an effect."""
 _AT_ONCE = "1ms"
 _POLL_S = 0.2
 _MOST_UNFINISHED = 10_000
+_MOST_DUE = 1_000
+"""The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
 """Batches of other programs that have extended their leases."""
 
@@ -89,13 +94,30 @@ class Batches:
         """Finish the batches of earlier programs, and then hand the new messages to the handler."""
         check_types(messages.schema)
         counts = self.take_up(messages.sparkSession)
-        deliveries = with_due(messages, self._ledger, self._consumer, self._policy.lease)
+        deliveries = self._with_due(messages)
         key = uuid4().hex
         staging = Staging(f"{self._folder}/{key}")
         batch = Batch(
             messages.sparkSession, key, staging, self._settings, deliveries, self._partitions
         )
         return counts + self._run(batch, self._policy)
+
+    def _with_due(self, messages: DataFrame) -> DataFrame:
+        """`messages`, and the consumer's messages that wait in the ledger and are due, such as
+        retried dead letters, in the message columns that `messages` has.
+        """
+        mailbox, queue = self._ledger.mailbox, retries_of(self._consumer)
+        # To look is a cheap read; to take is a write.
+        if mailbox.free_in_s(queue) != 0:
+            return messages
+        rows = [
+            (m.id, m.type, m.body, dict(m.headers), m.source, m.time, m.key)
+            for m in (t.message for t in mailbox.take(_MOST_DUE, self._policy.lease, queue=queue))
+        ]
+        due = messages.sparkSession.createDataFrame(rows, MESSAGE_SCHEMA)
+        own = {field.name: field.dataType for field in messages.schema.fields}
+        columns = [f.col(name).cast(own[name]).alias(name) for name in due.columns if name in own]
+        return messages.unionByName(due.select(columns), allowMissingColumns=True)
 
     # ---- Batches of earlier programs -----------------------------------------------------------
 
@@ -154,7 +176,7 @@ class Batches:
         """End a batch in doubt by its policy and probe. If no handler began, it is not in doubt."""
         anew = replace(self._policy, on_in_doubt="retry", tries=None)
         if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
-            if batch.staging.is_staged:
+            if batch.staging.is_marked(STAGED):
                 return self._run(batch, anew)
             # None of its messages is claimed. If another program has taken it up, that goes on.
             with suppress(RefusedError):
@@ -198,7 +220,7 @@ class Batches:
         match turn.outcome:
             case Granted() if turn.held is not None:
                 reached("batch_claimed")
-                is_known = CLAIMED in self._ledger.steps(turn.held.claim.key)
+                is_known = _CLAIMED in self._ledger.steps(turn.held.claim.key)
                 claimed = self._run_held(batch, turn, turn.held, handling)
                 counts = claimed.counts
                 if is_known:
@@ -220,7 +242,7 @@ class Batches:
         """Claim its messages, call the handler, and store the end."""
         try:
             batch.stage()
-            claimed = read_report(held.step(CLAIMED, batch.claim))
+            claimed = read_report(held.step(_CLAIMED, batch.claim))
             reached("members_claimed")
             if claimed.messages:
                 held.step(_BEGUN.format(held.claim.fence), lambda: None)
@@ -272,8 +294,8 @@ class Batches:
     # ---- The end of its messages ---------------------------------------------------------------
 
     def _claimed(self, batch: Batch) -> JobReport:
-        key = Key(self._handling.consumer, batch.key)
-        return claimed_by(self._ledger.steps(key)) or JobReport(Counts(), 0, [])
+        told = self._ledger.steps(Key(self._handling.consumer, batch.key)).get(_CLAIMED)
+        return JobReport(Counts(), 0, []) if told is None else read_report(told)
 
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
         batch.complete(claimed)
@@ -285,7 +307,7 @@ class Batches:
         return Counts(received=claimed.messages, failed=claimed.messages)
 
     def _hold(self, batch: Batch, claimed: JobReport) -> Counts:
-        if batch.staging.is_told_in_doubt:
+        if batch.staging.is_marked(IN_DOUBT):
             return Counts()
         batch.doubt(claimed)
         return Counts(received=claimed.messages, in_doubt=claimed.messages)

@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import RecordBatch
-from pyarrow.fs import FileSystem
 
 from oncely._util import clock
 from oncely._util.crash_points import reached
@@ -35,12 +33,11 @@ BATCH = "batch"
 _POLL_S = 0.5
 
 
-class NumberedRow(NamedTuple):
-    """A row, and its place in Spark's input."""
+class Delivery(NamedTuple):
+    """A row, and Spark's batch in which it has its number."""
 
     row: Row
     source: RecordBatch
-    number: int
 
 
 class NewFile:
@@ -48,27 +45,22 @@ class NewFile:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        self.name = staging.new_file()
+        self._name = ""
         self._writer: Any = None
 
-    def write(self, granted: Sequence[NumberedRow]) -> None:
-        """Add these rows of one chunk, in its order."""
-        if not granted:
-            return
-        source = granted[0].source
+    def write(self, source: RecordBatch, numbers: Sequence[int]) -> None:
+        """Add these rows of a chunk."""
         if self._writer is None:
-            files, path = FileSystem.from_uri(self._staging.path_of(self.name))
-            files.create_dir(path.rpartition("/")[0], recursive=True)
-            self._writer = pq.ParquetWriter(path, source.schema, filesystem=files)
-        numbers = pa.array([each.number for each in granted], pa.int64())
-        self._writer.write_table(pa.Table.from_batches([source]).take(numbers))
+            self._name, self._writer = self._staging.new_file(source.schema)
+        rows = pa.array(numbers, pa.int64())
+        self._writer.write_table(pa.Table.from_batches([source]).take(rows))
 
-    def close(self) -> str | None:
-        """Finish the file; return its name, or None if nothing was written."""
+    def close(self) -> list[str]:
+        """Finish the file; return its name, if anything was written."""
         if self._writer is None:
-            return None
+            return []
         self._writer.close()
-        return self.name
+        return [self._name]
 
 
 class ClaimTask:
@@ -96,32 +88,29 @@ class ClaimTask:
         self.granted = 0
         self._granted: dict[str, str | None] = {}
         """The fingerprints of granted messages by id, as long as copies may follow."""
-        self._busy: list[NumberedRow] = []
+        self._busy: list[Delivery] = []
         """Deliveries that another worker holds, to be claimed again."""
 
     def run(self, batches: Iterable[RecordBatch]) -> None:
         """Write the granted deliveries, and count all others."""
         for chunk in _chunks(batches, self._options.chunk):
             self.counts.received += len(chunk)
-            self._take(self._usable(chunk))
+            self._take([delivery for delivery in chunk if self._is_usable(delivery.row)])
             last = chunk[-1].row.id
             self._granted = {last: self._granted[last]} if last in self._granted else {}
         self._wait_for_busy()
 
-    def _usable(self, chunk: Sequence[NumberedRow]) -> list[NumberedRow]:
-        usable = []
-        for delivery in chunk:
-            reason = unusable(delivery.row)
-            if reason is None:
-                usable.append(delivery)
-            else:
-                self._tally.set_aside(delivery.row, reason)
-        return usable
+    def _is_usable(self, row: Row) -> bool:
+        """Whether the row is a message; sets it aside if not."""
+        reason = unusable(row)
+        if reason is not None:
+            self._tally.set_aside(row, reason)
+        return reason is None
 
-    def _take(self, deliveries: Sequence[NumberedRow], waited_s: float = 0.0) -> None:
+    def _take(self, deliveries: Sequence[Delivery], waited_s: float = 0.0) -> None:
         """Claim each message once, for its first delivery; the others are its copies."""
         while deliveries:
-            firsts: dict[str, NumberedRow] = {}
+            firsts: dict[str, Delivery] = {}
             copies = []
             for delivery in deliveries:
                 if delivery.row.id in self._granted:
@@ -140,7 +129,7 @@ class ClaimTask:
         else:
             self.counts.duplicates_input += 1
 
-    def _ask(self, deliveries: Sequence[NumberedRow], waited_s: float) -> None:
+    def _ask(self, deliveries: Sequence[Delivery], waited_s: float) -> None:
         if not deliveries:
             return
         rows = [delivery.row for delivery in deliveries]
@@ -164,17 +153,15 @@ class ClaimTask:
                 self._count_refused(delivery, outcome, waited_s)
         self._judge_too_old(too_old)
 
-    def _write_granted(self, granted: Sequence[NumberedRow]) -> None:
+    def _write_granted(self, granted: Sequence[Delivery]) -> None:
         for delivery in granted:
             self._granted[delivery.row.id] = delivery.row.fingerprint()
         self.granted += len(granted)
-        # Deliveries that have waited are in chunks of their own.
-        sources = {id(delivery.source): delivery.source for delivery in granted}
-        for name in sources:
-            of_source = [each for each in granted if id(each.source) == name]
-            self._new.write(of_source)
+        # Deliveries that have waited may be of several.
+        for source in {id(delivery.source): delivery.source for delivery in granted}.values():
+            self._new.write(source, [each.row.number for each in granted if each.source is source])
 
-    def _count_refused(self, delivery: NumberedRow, outcome: Outcome, waited_s: float) -> None:
+    def _count_refused(self, delivery: Delivery, outcome: Outcome, waited_s: float) -> None:
         # The other batch finishes its messages, and may itself wait for messages of this one.
         if isinstance(outcome, Busy) and BATCH in (outcome.record.metadata or {}):
             if outcome.record.first_seen >= self._since:
@@ -185,7 +172,7 @@ class ClaimTask:
         elif self._tally.refused(outcome, lambda: delivery.row, waited_s) is not None:
             self._busy.append(delivery)
 
-    def _judge_too_old(self, answered: Sequence[tuple[NumberedRow, TooOld]]) -> None:
+    def _judge_too_old(self, answered: Sequence[tuple[Delivery, TooOld]]) -> None:
         """Set aside messages that the ledger may have forgotten, or count them by the archive;
         claim again those that may run.
         """
@@ -211,10 +198,7 @@ class ClaimTask:
             self._take(busy, time.monotonic() - began)
 
 
-def _chunks(batches: Iterable[RecordBatch], size: int) -> Iterator[list[NumberedRow]]:
+def _chunks(batches: Iterable[RecordBatch], size: int) -> Iterator[list[Delivery]]:
     for batch in batches:
-        start = 0
         for rows in read_chunks(numbered([batch]), lambda: size):
-            source = batch.slice(start, len(rows))
-            start += len(rows)
-            yield [NumberedRow(row, source, number) for number, row in enumerate(rows)]
+            yield [Delivery(row, batch) for row in rows]

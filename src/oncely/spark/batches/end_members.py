@@ -1,7 +1,7 @@
-"""One Spark task on the messages of a batch whose end is known: each gets the same end.
+"""What Spark's tasks do to the messages of a batch whose end is known: each gets the same end.
 
-It claims them under the batch's token, which grants the claims again, or shows that another attempt
-has ended them already.
+They claim them under the batch's token, which grants the claims again, or shows that another
+attempt has ended them already.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,7 @@ from functools import partial
 from pyarrow import RecordBatch
 
 from oncely.core.control import Unrecoverable
+from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.core.verdicts import Phase
 from oncely.engine.asking import to_claim
@@ -30,63 +31,55 @@ class BatchFailed(Unrecoverable):
     """The batch of a message has failed permanently."""
 
 
-class EndTask:
-    """One run over messages of a batch: completes them, or fails them with `error`."""
-
-    def __init__(self, ledger: Ledger, options: SinkOptions, token: int, error: str | None) -> None:
-        self._calls = InlineCalls(ledger)
-        # The members were checked when they were claimed.
-        self._policy = replace(options.policy, on_mismatch="ignore", on_too_old="run")
-        keeping = Keeping(options.consumer)
-        handling = Handling.under(ledger, options.consumer, self._policy, "none")
-        self._handling = replace(handling, keeping=keeping)
-        self._options = options
-        self._token = token
-        self._error = error
-        self.ended = 0
-
-    def run(self, batches: Iterable[RecordBatch]) -> None:
-        """End every message."""
-        for rows in read_chunks(numbered(batches), lambda: self._options.chunk):
-            self._end(sorted(rows, key=lambda row: row.id))
-            self.ended += len(rows)
-
-    def _end(self, rows: Sequence[Row]) -> None:
-        turns = [self._turn(row) for row in rows]
-        begin = self._handling.begin
-        patiently(lambda: run_inline(begin(self._calls, turns)), self._options.consumer)
-        granted = [turn for turn in turns if turn.held is not None]
-        for turn in granted:
-            turn.phase = Phase.CALLED
-            turn.error = None if self._error is None else BatchFailed(self._error)
-        run_inline(self._handling.end(self._calls, granted))
-        for turn in granted:
-            if turn.refusal is not None:
-                raise turn.refusal
-
-    def _turn(self, row: Row) -> Turn:
-        turn = Turn(Asked(row.id, message=row.message(None)))
-        turn.key = Key(self._options.consumer, row.id)
-        turn.requests = to_claim(
-            [turn.key], "none", self._policy, None, None, None, None, self._token
-        )
-        return turn
+def end_members(
+    ledger: Ledger,
+    options: SinkOptions,
+    token: int,
+    batches: Iterable[RecordBatch],
+    error: str | None,
+) -> int:
+    """Complete these messages, or fail them with `error`; return how many."""
+    # The members were checked when they were claimed.
+    policy = replace(options.policy, on_mismatch="ignore", on_too_old="run")
+    handling = Handling.under(ledger, options.consumer, policy, "none")
+    handling = replace(handling, keeping=Keeping(options.consumer))
+    ended = 0
+    for rows in read_chunks(numbered(batches), lambda: options.chunk):
+        ordered = sorted(rows, key=lambda row: row.id)
+        _end(handling, [_turn(row, options.consumer, policy, token) for row in ordered], error)
+        ended += len(rows)
+    return ended
 
 
-class DoubtTask:
-    """One run over messages of a batch that is held in doubt: holds each of them in doubt."""
+def _end(handling: Handling, turns: Sequence[Turn], error: str | None) -> None:
+    calls = InlineCalls(handling.ledger)
+    patiently(lambda: run_inline(handling.begin(calls, turns)), handling.consumer)
+    granted = [turn for turn in turns if turn.held is not None]
+    for turn in granted:
+        turn.phase = Phase.CALLED
+        turn.error = None if error is None else BatchFailed(error)
+    run_inline(handling.end(calls, granted))
+    for turn in granted:
+        if turn.refusal is not None:
+            raise turn.refusal
 
-    def __init__(self, ledger: Ledger, options: SinkOptions, token: int) -> None:
-        self._ledger = ledger
-        self._options = options
-        self._token = token
-        self.ended = 0
 
-    def run(self, batches: Iterable[RecordBatch]) -> None:
-        """End the lease of every claim."""
-        for rows in read_chunks(numbered(batches), lambda: self._options.chunk):
-            keys = [Key(self._options.consumer, row.id) for row in rows]
-            policy = replace(self._options.policy, on_mismatch="ignore")
-            claim = partial(self._ledger.claim_many, sorted(keys), _AT_ONCE, policy)
-            patiently(partial(claim, token=self._token), self._options.consumer)
-            self.ended += len(rows)
+def _turn(row: Row, consumer: str, policy: Policy, token: int) -> Turn:
+    turn = Turn(Asked(row.id, message=row.message(None)))
+    turn.key = Key(consumer, row.id)
+    turn.requests = to_claim([turn.key], "none", policy, None, None, None, None, token)
+    return turn
+
+
+def doubt_members(
+    ledger: Ledger, options: SinkOptions, token: int, batches: Iterable[RecordBatch]
+) -> int:
+    """Hold these messages in doubt, by ending the leases of their claims; return how many."""
+    policy = replace(options.policy, on_mismatch="ignore")
+    ended = 0
+    for rows in read_chunks(numbered(batches), lambda: options.chunk):
+        keys = sorted(Key(options.consumer, row.id) for row in rows)
+        claim = partial(ledger.claim_many, keys, _AT_ONCE, policy, token=token)
+        patiently(claim, options.consumer)
+        ended += len(rows)
+    return ended

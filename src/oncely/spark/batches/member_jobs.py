@@ -16,13 +16,13 @@ from oncely.core.errors import OncelyError
 from oncely.core.record import birth_of
 from oncely.ledger import Ledger
 from oncely.spark.batches.claim_members import ClaimTask, NewFile
-from oncely.spark.batches.end_members import DoubtTask, EndTask
+from oncely.spark.batches.end_members import doubt_members, end_members
 from oncely.spark.batches.staging import Staging
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts
-from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
+from oncely.spark.sink.sink_options import BATCH_JOB, read_options
 
 Does = Literal["claim", "complete", "fail", "doubt"]
 
@@ -101,12 +101,19 @@ class JobWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> JobReport:
         """Do the job with the rows of one partition."""
-        options = self._options
+        options, job = self._options, self._job
         ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         with rarely_collecting():
-            if self._job.does == "claim":
-                return _claim(ledger, self._options, self._job, iterator)
-            return _end(ledger, self._options, self._job, iterator)
+            match job.does:
+                case "claim":
+                    return self._claim(ledger, iterator)
+                case "doubt":
+                    ended = doubt_members(ledger, options, job.token, iterator)
+                case "complete":
+                    ended = end_members(ledger, options, job.token, iterator, None)
+                case "fail":
+                    ended = end_members(ledger, options, job.token, iterator, job.error)
+        return JobReport(Counts(), ended, [])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Write the report of all tasks to the staging folder."""
@@ -120,35 +127,19 @@ class JobWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Undo nothing: the job is repeated."""
 
-
-def _claim(
-    ledger: Ledger, options: SinkOptions, job: Job, batches: Iterator[RecordBatch]
-) -> JobReport:
-    context = TaskContext.get()
-    partition = 0 if context is None else context.partitionId()
-    new = NewFile(job.staging)
-    quarantine = Quarantine(options.quarantine, job.batch_key, partition)
-    try:
-        task = ClaimTask(ledger, options, job.batch_key, job.token, quarantine, new)
-        task.run(batches)
-        quarantine.close()
-    except BaseException:
-        quarantine.discard()
-        raise
-    if task.counts.settled + task.granted != task.counts.received:
-        raise OncelyError(f"of {task.counts.received} deliveries some are not accounted for")
-    file = new.close()
-    return JobReport(task.counts, task.granted, [] if file is None else [file])
-
-
-def _end(
-    ledger: Ledger, options: SinkOptions, job: Job, batches: Iterator[RecordBatch]
-) -> JobReport:
-    error = job.error if job.does == "fail" else None
-    task = (
-        DoubtTask(ledger, options, job.token)
-        if job.does == "doubt"
-        else EndTask(ledger, options, job.token, error)
-    )
-    task.run(batches)
-    return JobReport(Counts(), task.ended, [])
+    def _claim(self, ledger: Ledger, batches: Iterator[RecordBatch]) -> JobReport:
+        options, job = self._options, self._job
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        new = NewFile(job.staging)
+        quarantine = Quarantine(options.quarantine, job.batch_key, partition)
+        try:
+            task = ClaimTask(ledger, options, job.batch_key, job.token, quarantine, new)
+            task.run(batches)
+            quarantine.close()
+        except BaseException:
+            quarantine.discard()
+            raise
+        if task.counts.settled + task.granted != task.counts.received:
+            raise OncelyError(f"of {task.counts.received} deliveries some are not accounted for")
+        return JobReport(task.counts, task.granted, new.close())

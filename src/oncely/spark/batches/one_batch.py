@@ -1,6 +1,7 @@
 """One batch: its messages, their staging folder, and the jobs on them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -9,48 +10,40 @@ from pyspark.sql import DataFrame, SparkSession
 
 from oncely._util.crash_points import reached
 from oncely.core.errors import ConfigError
-from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
-from oncely.spark.batches.staging import Staging
+from oncely.spark.batches.member_jobs import Does, JobReport, run_job
+from oncely.spark.batches.staging import IN_DOUBT, STAGED, Staging
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 from oncely.spark.sink.spreading import spread
 
 
+@dataclass(frozen=True)
 class Batch:
-    """The batch of one key. `deliveries` are its input; None if an earlier program has begun it.
-    `settings` are the sink's.
-    """
+    """The batch of one key."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        key: str,
-        staging: Staging,
-        settings: Mapping[str, str],
-        deliveries: DataFrame | None = None,
-        partitions: int | None = None,
-    ) -> None:
-        self.key = key
-        self.staging = staging
-        self._spark = spark
-        self._settings = settings
-        self._deliveries = deliveries
-        self._partitions = partitions
+    spark: SparkSession
+    key: str
+    staging: Staging
+    settings: Mapping[str, str]
+    """The sink's."""
+    deliveries: DataFrame | None
+    """The input; None if an earlier program has begun the batch."""
+    partitions: int | None
 
     def stage(self) -> None:
         """Store the deliveries, unless they are stored."""
-        if self._deliveries is not None:
-            self._deliveries.write.mode("overwrite").parquet(self.staging.rows)
-            self.staging.mark_staged()
+        if self.deliveries is not None:
+            self.deliveries.write.mode("overwrite").parquet(self.staging.rows)
+            self.staging.mark(STAGED)
             reached("batch_staged")
 
     def claim(self) -> dict[str, Any]:
         """Claim the new messages among the deliveries; return a report as JSON. After an
         interruption repeat it: the same messages are granted.
         """
-        rows = spread(self._spark.read.parquet(self.staging.rows), self._partitions)
+        rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
         # Copies are next to each other, so that a task finds them without keeping all ids.
         sorted_ = rows.sortWithinPartitions("id")
-        return run_job(sorted_, self._settings, "claim", self.key, self.staging).as_json()
+        return run_job(sorted_, self.settings, "claim", self.key, self.staging).as_json()
 
     def new(self, claimed: JobReport) -> DataFrame:
         """The new messages: the same each time the handler is called."""
@@ -71,8 +64,8 @@ class Batch:
     def doubt(self, claimed: JobReport) -> None:
         """Put all its messages in doubt."""
         ids = self._read(claimed).select("id")
-        run_job(ids, self._settings, "doubt", self.key, self.staging)
-        self.staging.mark_told_in_doubt()
+        run_job(ids, self.settings, "doubt", self.key, self.staging)
+        self.staging.mark(IN_DOUBT)
 
     def _end(self, claimed: JobReport, does: Does, columns: Sequence[str], error: str = "") -> None:
         """Do the job, unless another program has: the files are removed only after the job."""
@@ -81,31 +74,21 @@ class Batch:
         try:
             rows = self._read(claimed)
             there = [name for name in columns if name in rows.columns]
-            run_job(rows.select(there), self._settings, does, self.key, self.staging, error)
+            run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
         except (PySparkException, Py4JError, ConfigError):
             if self._are_there(claimed):
                 raise
 
     def _read(self, claimed: JobReport) -> DataFrame:
-        if not self.staging.is_staged:
+        if not self.staging.is_marked(STAGED):
             raise ConfigError(
                 f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
                 "all machines share"
             )
-        schema = self._spark.read.parquet(self.staging.rows).schema
+        schema = self.spark.read.parquet(self.staging.rows).schema
         paths = [self.staging.path_of(name) for name in claimed.files]
-        return self._spark.read.schema(schema).parquet(*paths)
+        return self.spark.read.schema(schema).parquet(*paths)
 
     def _are_there(self, claimed: JobReport) -> bool:
         """Whether the files are there; they are removed only after the job."""
         return bool(claimed.files) and self.staging.has(claimed.files)
-
-
-def claimed_by(steps: Mapping[str, Any]) -> JobReport | None:
-    """The report of the claims in these steps of a batch; None if it has not claimed yet."""
-    told = steps.get(CLAIMED)
-    return None if told is None else read_report(told)
-
-
-CLAIMED = "claimed"
-"""The step of a batch in which its messages are claimed."""

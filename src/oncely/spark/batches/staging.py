@@ -12,10 +12,14 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+import pyarrow.parquet as pq
+from pyarrow import Schema
 from pyarrow.fs import FileSystem, FileType
 
-_STAGED = "staged"
-_IN_DOUBT = "in_doubt"
+STAGED = "staged"
+"""The mark that all rows are stored."""
+IN_DOUBT = "in_doubt"
+"""The mark that all messages are in doubt."""
 
 
 class Staging:
@@ -26,10 +30,14 @@ class Staging:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.rows = f"{folder}/rows"
+        self._files, self._path = FileSystem.from_uri(folder)
 
-    def new_file(self) -> str:
-        """A new name for a file of new messages, which no other attempt has."""
-        return f"{uuid4().hex}.parquet"
+    def new_file(self, schema: Schema) -> tuple[str, pq.ParquetWriter]:
+        """Create a file for new messages, whose name no other attempt has."""
+        name = f"{uuid4().hex}.parquet"
+        self._files.create_dir(f"{self._path}/new", recursive=True)
+        path = f"{self._path}/new/{name}"
+        return name, pq.ParquetWriter(path, schema, filesystem=self._files)
 
     def path_of(self, new_file: str) -> str:
         """The path of that file."""
@@ -37,33 +45,22 @@ class Staging:
 
     def has(self, new_files: Sequence[str]) -> bool:
         """Whether all of these files are still there."""
-        files, _ = FileSystem.from_uri(self.folder)
-        paths = [FileSystem.from_uri(self.path_of(name))[1] for name in new_files]
-        return all(found.type is FileType.File for found in files.get_file_info(paths))
+        paths = [f"{self._path}/new/{name}" for name in new_files]
+        return all(found.type is FileType.File for found in self._files.get_file_info(paths))
 
     @property
     def is_there(self) -> bool:
         """Whether any part of the folder is still there."""
-        files, path = FileSystem.from_uri(self.folder)
-        return bool(files.get_file_info(path).type is not FileType.NotFound)
+        return bool(self._files.get_file_info(self._path).type is not FileType.NotFound)
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether all rows are stored."""
-        return self._is_marked(_STAGED)
+    def is_marked(self, mark: str) -> bool:
+        """Whether the folder has that mark."""
+        found = self._files.get_file_info(f"{self._path}/{mark}")
+        return bool(found.type is FileType.File)
 
-    def mark_staged(self) -> None:
-        """Mark that all rows are stored."""
-        self._mark(_STAGED)
-
-    @property
-    def is_told_in_doubt(self) -> bool:
-        """Whether its messages are marked as in doubt."""
-        return self._is_marked(_IN_DOUBT)
-
-    def mark_told_in_doubt(self) -> None:
-        """Mark that its messages are in doubt."""
-        self._mark(_IN_DOUBT)
+    def mark(self, mark: str) -> None:
+        """Give the folder that mark."""
+        self._write(mark, b"")
 
     def tell(self, name: str, told: Mapping[str, Any]) -> None:
         """Store the report of a job."""
@@ -71,26 +68,17 @@ class Staging:
 
     def told(self, name: str) -> Any:
         """The report of that job."""
-        files, path = FileSystem.from_uri(self.folder)
-        with files.open_input_stream(f"{path}/told/{name}") as file:
+        with self._files.open_input_stream(f"{self._path}/told/{name}") as file:
             return json.loads(file.read())
 
     def remove(self) -> None:
         """Remove the folder."""
-        files, path = FileSystem.from_uri(self.folder)
         # Another program may be removing it, too.
         with suppress(FileNotFoundError):
-            files.delete_dir(path)
-
-    def _is_marked(self, name: str) -> bool:
-        files, path = FileSystem.from_uri(self.folder)
-        return bool(files.get_file_info(f"{path}/{name}").type is FileType.File)
-
-    def _mark(self, name: str) -> None:
-        self._write(name, b"")
+            self._files.delete_dir(self._path)
 
     def _write(self, name: str, content: bytes) -> None:
-        files, path = FileSystem.from_uri(self.folder)
-        files.create_dir(f"{path}/{name}".rpartition("/")[0], recursive=True)
-        with files.open_output_stream(f"{path}/{name}") as file:
+        path = f"{self._path}/{name}"
+        self._files.create_dir(path.rpartition("/")[0], recursive=True)
+        with self._files.open_output_stream(path) as file:
             file.write(content)

@@ -19,13 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncely._util.garbage import rarely_collecting
 from oncely.spark.handler_process.link import DONE, RAISED, TaskLink, send
 from oncely.spark.handler_process.task_context import enter_task
-from oncely.spark.modes.open_task import open_task
+from oncely.spark.modes.open_task import run_task
 from oncely.spark.modes.start import Start, TaskState
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.journal import Journal
 from oncely.spark.sink.sink_options import SinkOptions
 
@@ -146,8 +144,12 @@ def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") ->
     sys.path[:] = order.path
     invalidate_caches()
     enter_task(order.context)
+    options = order.options
     try:
-        counts = _run_task(order, link, journal, watch)
+        channel = TaskChannel(options.channel, options.channel_token, order.name)
+        watch.channel = channel
+        start = Start(**vars(order.state), journal=journal, tell=link.tell, adopt=link.adopt)
+        counts = run_task(options, link, channel, link.batches(), start)
         return {"is": DONE, "counts": vars(counts)}
     except BaseException as error:  # noqa: BLE001 - it is raised in Spark's worker.
         kind = type(error)
@@ -157,23 +159,8 @@ def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") ->
             "text": str(error),
             "trace": traceback.format_exc(),
         }
-
-
-def _run_task(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") -> Counts:
-    options = order.options
-    channel = TaskChannel(options.channel, options.channel_token, order.name)
-    watch.task(channel)
-    whole = None
-    try:
-        start = Start(**vars(order.state), journal=journal, tell=link.tell, adopt=link.adopt)
-        task = open_task(options, link, channel, start)
-        with rarely_collecting():
-            task.run(link.batches())
-        whole = task.counts
-        return whole
     finally:
-        watch.task(None)
-        channel.close(whole)
+        watch.channel = None
 
 
 class _Watch:
@@ -181,19 +168,16 @@ class _Watch:
 
     def __init__(self, worker: int) -> None:
         self._worker = worker
-        self._channel: TaskChannel | None = None
-        threading.Thread(target=self._look, name="oncely-watch", daemon=True).start()
-
-    def task(self, channel: TaskChannel | None) -> None:
+        self.channel: TaskChannel | None = None
         """The channel by which the running task is told to stop."""
-        self._channel = channel
+        threading.Thread(target=self._look, name="oncely-watch", daemon=True).start()
 
     def _look(self) -> None:
         while os.getppid() == self._worker:
             time.sleep(_LOOK_S)
         deadline = time.monotonic() + _GRACE_S
         while time.monotonic() < deadline:
-            if (channel := self._channel) is not None:
+            if (channel := self.channel) is not None:
                 channel.stopping.set()
             time.sleep(_LOOK_S)
         os._exit(1)

@@ -4,7 +4,6 @@ It lives in Spark's Python worker. It is told which rows are settled, and sends 
 """
 
 import sys
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from oncely._util.event_log import EventLog
 from oncely.core import errors
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
-from oncely.engine.request import new_token
 from oncely.spark.handler_process.handler_process import HandlerProcess, TaskOrder
 from oncely.spark.handler_process.link import (
     ADOPTED,
@@ -85,27 +83,19 @@ class TaskSupervisor:
         self._options = options
         self._quarantine = quarantine
         self._name = name
-        self._token = new_token()
+        self._state = TaskState()
         self._given: list[_Given] = []
         self._again: list[_Given] = []
         """The rows to send to the next process first."""
         self._next = 0
-        self._counts = Counts()
-        self._adopted: dict[int, Key] = {}
-        self._inherited: dict[int, Entry] = {}
-        """Handlers that processes had begun before they died, and that are not settled yet."""
         self._deaths = 0
-        self._is_alone = False
-        self._culprit: int | None = None
-        self._began_at = time.monotonic()
 
     def run(self, batches: Iterator[RecordBatch]) -> Counts:
         """Run the task over these rows; return its counts. Raises the task's own errors."""
-        death = ""
         while True:
             process = _living()
             try:
-                self._start(process, death)
+                self._start(process)
                 ended = self._oversee(process, batches)
             except _LineBrokenError as error:
                 _log.debug(
@@ -113,10 +103,7 @@ class TaskSupervisor:
                     exc_info=error,
                     extra={"event": "handler_process_disconnected"},
                 )
-                death = process.buried()
-                begun = process.journal.entries()
-                self._inherited |= {entry.number: entry for entry in begun}
-                self._note_death(death, begun)
+                self._note_death(process.buried(), process.journal.entries())
             except BaseException:
                 # The process is in the middle of the task.
                 process.leave()
@@ -127,22 +114,11 @@ class TaskSupervisor:
                     return ended
                 raise ended
 
-    def _start(self, process: HandlerProcess, death: str) -> None:
-        self._counts.received = self._counts.settled
+    def _start(self, process: HandlerProcess) -> None:
+        self._state.counts.received = self._state.counts.settled
         self._given = [given.left() for given in self._given if not all(given.is_settled)]
         self._again = [*self._given]
-        state = TaskState(
-            token=self._token,
-            counts=self._counts,
-            inherited=[*self._inherited.values()],
-            adopted=self._adopted,
-            is_alone=self._is_alone,
-            culprit=self._culprit,
-            first_adopted=min(self._adopted, default=0) - 1,
-            began_at=self._began_at,
-            death=death,
-        )
-        order = TaskOrder(self._name, self._options, context_of_task(), sys.path, state)
+        order = TaskOrder(self._name, self._options, context_of_task(), sys.path, self._state)
         with _line():
             process.connection.send(order)
 
@@ -159,7 +135,7 @@ class TaskSupervisor:
                 case str(what) if what == TOLD:
                     self._note(said)
                 case str(what) if what == ADOPTED:
-                    self._adopted[said["number"]] = Key(*said["key"])
+                    self._state.adopted[said["number"]] = Key(*said["key"])
                 case str(what) if what == DONE:
                     return Counts(**said["counts"])
                 case str(what) if what == RAISED:
@@ -169,54 +145,57 @@ class TaskSupervisor:
         self, process: HandlerProcess, batches: Iterator[RecordBatch]
     ) -> BaseException | None:
         """Send the next rows, if there are any; return the error if Spark fails to read them."""
-        if self._again:
-            given = self._again.pop(0)
-            with _line():
+        broken: BaseException | None = None
+        given = self._again.pop(0) if self._again else None
+        if given is None:
+            try:
+                given = self._next_given(batches)
+            except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
+                broken = error
+        with _line():
+            if given is not None:
                 send_rows(process.connection, given.numbers, given.rows)
-            return None
-        try:
-            rows = next((each for each in batches if each.num_rows), None)
-        except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
-            with _line():
-                send(process.connection, {"is": BROKEN})
-            return error
+            else:
+                send(process.connection, {"is": END if broken is None else BROKEN})
+        return broken
+
+    def _next_given(self, batches: Iterator[RecordBatch]) -> _Given | None:
+        rows = next((each for each in batches if each.num_rows), None)
         if rows is None:
-            with _line():
-                send(process.connection, {"is": END})
             return None
         numbers = range(self._next, self._next + rows.num_rows)
-        self._given = [given.kept() for given in self._given if not all(given.is_settled)]
-        self._given.append(_Given(numbers, rows, bytearray(rows.num_rows)))
         self._next = numbers.stop
-        with _line():
-            send_rows(process.connection, numbers, rows)
-        return None
+        given = _Given(numbers, rows, bytearray(rows.num_rows))
+        self._given = [each.kept() for each in self._given if not all(each.is_settled)] + [given]
+        return given
 
     def _note(self, said: Mapping[str, Any]) -> None:
         if said["settled"]:
             self._deaths = 0
-        self._counts = Counts(**said["counts"])
+        self._state.counts = Counts(**said["counts"])
         for entry in said["aside"]:
             self._quarantine.add_entry(entry)
         firsts = [given.numbers[0] for given in self._given]
         for number in said["settled"]:
-            self._inherited.pop(number, None)
+            self._state.inherited.pop(number, None)
             if number < 0:
-                self._adopted.pop(number, None)
-                continue
-            self._given[bisect_right(firsts, number) - 1].settle(number)
+                self._state.adopted.pop(number, None)
+            else:
+                self._given[bisect_right(firsts, number) - 1].settle(number)
 
     def _note_death(self, death: str, begun: Sequence[Entry]) -> None:
         _log.warning(
             "the process of the handlers %(death)s; another is started",
             extra={"event": "handler_process_died", "death": death},
         )
+        state = self._state
+        state.death = death
+        state.inherited |= {entry.number: entry for entry in begun}
         at_work = [entry.number for entry in begun if not entry.has_returned]
         if begun:
-            self._culprit = at_work[0] if len(at_work) == 1 else None
-        has_culprit = bool(at_work)
-        self._is_alone |= bool(begun) and not has_culprit
-        self._deaths = 0 if has_culprit else self._deaths + 1
+            state.culprit = at_work[0] if len(at_work) == 1 else None
+            state.is_alone |= not at_work
+        self._deaths = 0 if at_work else self._deaths + 1
         if self._deaths >= _MOST_DEATHS:
             raise OncelyError(
                 f"the handlers' process {death}, {self._deaths} times, while no handler ran"

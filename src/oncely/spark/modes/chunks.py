@@ -17,13 +17,7 @@ from pyarrow import RecordBatch
 
 from oncely.archive.lookup import Archive
 from oncely.consuming.sending import Sending
-from oncely.core.commands import (
-    Granted,
-    Mismatch,
-    Outcome,
-    TooOld,
-    Waiting,
-)
+from oncely.core.commands import Granted, Mismatch, Outcome, TooOld, Waiting
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreError, UnreadableRow, reason_of
 from oncely.core.ids import check_id
@@ -31,6 +25,7 @@ from oncely.core.record import birth_of
 from oncely.core.verdicts import Counted, Delay, Ending, Phase
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.request import json_value
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.keeping import Keeping
@@ -39,7 +34,7 @@ from oncely.lifecycle.taken import settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
 from oncely.spark.modes.delayed_rows import Delayed, DelayedRows
-from oncely.spark.modes.due_retries import DueRetries, TakenRow
+from oncely.spark.modes.due_retries import DueRetries, taken_row
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Start
 from oncely.spark.modes.steady import steadily
@@ -88,9 +83,10 @@ class ChunkTask(ABC):
         """The numbers of rows whose claims were lost."""
         self._settled: list[int] = []
         """The numbers of rows that were settled since the last report."""
-        self._begun = {entry.number: entry for entry in start.inherited}
+        self._begun = {**start.inherited}
         """Rows whose handlers had begun in a process that died."""
-        self._adopted = itertools.count(start.first_adopted, -1)
+        self._adopted = itertools.count(min(start.adopted, default=0) - 1, -1)
+        """The numbers for messages taken from the ledger."""
         self._largest_chunk = min(options.chunk, CAPACITY)
         self._chunk = min(_FIRST_CHUNK, self._largest_chunk)
         self._delayed = DelayedRows()
@@ -119,7 +115,7 @@ class ChunkTask(ABC):
             for chunk in read_chunks(batches, lambda: self._chunk):
                 self.counts.received += len(chunk)
                 self._take_in_pace(chunk)
-                self._take_due()
+                self._take(self._delayed.due(self._chunk))
                 self._take_retries(at_once=False)
                 # The input waits, so that not too many rows that others hold are in memory.
                 self._wait_for_all_but(MAX_WAITING)
@@ -159,7 +155,8 @@ class ChunkTask(ABC):
         firsts: dict[str, Row] = {}
         copies = []
         now = time.monotonic()
-        for row in self._left_after_death(self._usable(chunk)):
+        usable = [row for row in chunk if self._is_usable(row)]
+        for row in self._left_after_death(usable):
             delay = self._delayed.of(row.id)
             if delay is not None and delay.due > now:
                 # To claim now would spend an attempt of the copy that waits, before it is due.
@@ -170,18 +167,21 @@ class ChunkTask(ABC):
                 firsts[row.id] = row
         # In the order of ids: two tasks that claim the same ids cannot deadlock.
         self._settle([firsts[id_] for id_ in sorted(firsts)])
-        self._settle_copies(copies)
-
-    def _usable(self, chunk: Sequence[Row]) -> Sequence[Row]:
-        """Set aside rows that are not messages; return the rest."""
-        usable = []
-        for row in chunk:
-            reason = unusable(row)
-            if reason is None:
-                usable.append(row)
+        free = []
+        for row in copies:
+            delay = self._delayed.of(row.id)
+            if delay is None:
+                free.append(row)
             else:
-                self._set_aside(row, reason)
-        return usable
+                self._delayed.put_off(row, delay)
+        self._settle(free)
+
+    def _is_usable(self, row: Row) -> bool:
+        """Whether the row is a message; sets it aside if not."""
+        reason = unusable(row)
+        if reason is not None:
+            self._set_aside(row, reason)
+        return reason is None
 
     def _left_after_death(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows to claim: those that no process that died had begun."""
@@ -199,29 +199,13 @@ class ChunkTask(ABC):
         numbers = {key: number for number, key in self._start.adopted.items()}
         if numbers:
             there = self._steadily(partial(self._ledger.mailbox.retries, [*numbers]))
-            rows = [TakenRow.of(each, numbers[key]) for key, each in there.items()]
+            rows = [taken_row(each, numbers[key]) for key, each in there.items()]
             self._settle(self._left_after_death(rows))
-
-    def _settle_copies(self, copies: Sequence[Row]) -> None:
-        free = []
-        for row in copies:
-            delay = self._delayed.of(row.id)
-            if delay is None:
-                free.append(row)
-            else:
-                self._delayed.put_off(row, delay)
-        self._settle(free)
-
-    def _take_due(self) -> None:
-        """Claim again the delayed rows that are due."""
-        due = self._delayed.due(self._chunk)
-        if due:
-            self._take(due)
 
     def _wait_for_all_but(self, number: int) -> None:
         while len(self._delayed) > number:
             self._channel.wait(self._delayed.next_due, self.counts)
-            self._take_due()
+            self._take(self._delayed.due(self._chunk))
 
     def _take_retries(self, *, at_once: bool) -> bool:
         """Take retries that are due; return whether there were any."""
@@ -229,9 +213,9 @@ class ChunkTask(ABC):
         if retries is None:
             return False
         taken = self._steadily(lambda: retries.take(self._chunk, at_once=at_once))
-        rows = [TakenRow.of(each, next(self._adopted)) for each in taken]
-        for row in rows:
-            self._start.adopt(row.number, row.taken.parent)
+        rows = [taken_row(each, next(self._adopted)) for each in taken]
+        for row, each in zip(rows, taken, strict=True):
+            self._start.adopt(row.number, each.parent)
         try:
             self._settle(rows)
         except Stopped:
@@ -246,10 +230,6 @@ class ChunkTask(ABC):
             self._channel.raise_if_stopping()
             self._process(rows)
 
-    def _begin(self, turns: Sequence[RowTurn]) -> None:
-        """Claim these turns; repeat it until the store answers."""
-        self._steadily(lambda: run_inline(self._handling.begin(self._calls, turns)))
-
     def _tell(self) -> None:
         """Report the progress of the task."""
         self._channel.report(self.counts)
@@ -263,6 +243,10 @@ class ChunkTask(ABC):
     def _steadily(self, ask: Callable[[], T]) -> T:
         """Call `ask` until the store answers; return its result. Raises Stopped."""
         return steadily(ask, self._channel, self._outage, self.counts, self._ledger)
+
+    def _stored(self, result: Any) -> Any:
+        """What is stored of a handler's result. Encoded now: the next run may change the object."""
+        return json_value(result) if self._handling.keeps_result else None
 
     def _turns(self, rows: Sequence[Row]) -> list[RowTurn]:
         is_compared = self._policy.on_mismatch != "ignore"
@@ -321,7 +305,11 @@ class ChunkTask(ABC):
             self._lost.add(turn.row.number)
         if turn.was_done_before:
             # Done by a process that died before it could report it.
-            self._count_done_before(turn)
+            self._delayed.forget(turn.row.id)
+            if isinstance(turn.outcome, Waiting):
+                self.counts.waiting += 1
+            else:
+                self.counts.handled += 1
         elif turn.outcome is None or isinstance(turn.outcome, Granted) or turn.is_unkept:
             self._count_end(turn, ending)
         elif turn.taken is not None and isinstance(turn.outcome, Mismatch | TooOld):
@@ -334,13 +322,6 @@ class ChunkTask(ABC):
         self._settled.append(turn.row.number)
         if turn.taken is not None:
             self._count_taken(turn, turn.taken)
-
-    def _count_done_before(self, turn: RowTurn) -> None:
-        self._delayed.forget(turn.row.id)
-        if isinstance(turn.outcome, Waiting):
-            self.counts.waiting += 1
-        else:
-            self.counts.handled += 1
 
     def _count_taken(self, turn: RowTurn, taken: WaitingMessage) -> None:
         """Count a message that was delivered before: earlier in this run, where it was counted as

@@ -3,12 +3,8 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Self
 
 from oncely.core.durations import Duration
-from oncely.core.message import Message
-from oncely.core.record import Claim
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.lifecycle.patience import AWAY
@@ -19,39 +15,12 @@ _LOOK_S = 1.0
 """How often a task looks for due retries between its own rows."""
 
 
-class TakenRow(Row):
-    """A message that was taken from the ledger."""
-
-    _taken: WaitingMessage
-
-    @classmethod
-    def of(cls, taken: WaitingMessage, number: int) -> Self:
-        """The row of a taken message; its number is not one of the input."""
-        given = taken.message
-        headers = list(given.headers.items())
-        row = cls(
-            given.id,
-            given.type,
-            given.body,
-            headers,
-            given.source,
-            given.time,
-            given.key,
-            None,
-            None,
-            number,
-        )
-        row._taken = taken
-        return row
-
-    @property
-    def taken(self) -> WaitingMessage:
-        """The message as it waited in the ledger."""
-        return self._taken
-
-    def message(self, claim: Claim | None) -> Message:
-        """The stored message, with the parts that no column holds."""
-        return replace(self._taken.message, claim=claim)
+def taken_row(taken: WaitingMessage, number: int) -> Row:
+    """The row of a message that was taken from the ledger; its number is not one of the input."""
+    given = taken.message
+    headers = list(given.headers.items())
+    values = (given.id, given.type, given.body, headers, given.source, given.time, given.key)
+    return Row(*values, number=number, taken=taken)
 
 
 class DueRetries:

@@ -5,26 +5,21 @@ claims; completion under the fence. What an earlier worker left in doubt comes l
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Any
+from functools import cached_property
 
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.core.errors import HandlerDied
 from oncely.core.rules import fails_by_death
 from oncely.core.verdicts import Phase
 from oncely.engine.inline_calls import run_inline
-from oncely.ledger import Ledger
 from oncely.lifecycle.held_message import HeldMessage
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.modes.start import Start
-from oncely.spark.modes.tally import Aside
-from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.message_rows import Row
-from oncely.spark.sink.sink_options import SinkOptions
 
 _STORE_EVERY_S = 0.5
 _AT_ONCE = "1ms"
@@ -35,28 +30,22 @@ _OVER_S = 0.05
 class LeasedTask(ChunkTask):
     """Runs `handler` for each message while it holds a claim on the message."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        options: SinkOptions,
-        handler: Callable[..., Any],
-        aside: Aside,
-        channel: TaskChannel,
-        start: Start | None = None,
-    ) -> None:
-        super().__init__(ledger, options, handler, aside, channel, start)
-        self._executor: Executor[RowTurn] | None = None
+    @cached_property
+    def _executor(self) -> Executor[RowTurn] | None:
         """The executor of async handlers, or of several at a time."""
-        if is_async(handler):
-            self._executor = LoopExecutor(self._run_async, options.concurrency)
-        elif options.concurrency > 1:
-            self._executor = ThreadExecutor(self._run_one, options.concurrency)
-        if self._executor is not None:
-            self._opened.callback(self._executor.close)
+        executor: Executor[RowTurn]
+        if is_async(self._handler):
+            executor = LoopExecutor(self._run_async, self._options.concurrency)
+        elif self._options.concurrency > 1:
+            executor = ThreadExecutor(self._run_one, self._options.concurrency)
+        else:
+            return None
+        self._opened.callback(executor.close)
+        return executor
 
     def _process(self, rows: Sequence[Row]) -> None:
         turns = self._turns(rows)
-        self._begin(turns)
+        self._steadily(lambda: run_inline(self._handling.begin(self._calls, turns)))
         granted = [turn for turn in turns if turn.held is not None]
         # A message that an earlier worker left may be the one that killed it: if it kills again,
         # that must not cost other messages an attempt.
@@ -154,24 +143,24 @@ class LeasedTask(ChunkTask):
         self._channel.raise_if_stopping()
 
     def _run_one(self, turn: RowTurn) -> None:
-        held = turn.held
-        if held is not None and self._may_run(turn, held):
-            turn.run(held, self._handler, keeps_result=self._handling.keeps_result)
+        if (held := self._begun_now(turn)) is not None:
+            with turn.calling(held) as message:
+                turn.result = self._stored(self._handler(message))
             self._note_returned(turn, held)
 
     async def _run_async(self, turn: RowTurn) -> None:
-        held = turn.held
-        if held is not None and self._may_run(turn, held):
-            keeps_result = self._handling.keeps_result
-            await turn.run_async(held, self._handler, keeps_result=keeps_result)
+        if (held := self._begun_now(turn)) is not None:
+            with turn.calling(held) as message:
+                turn.result = self._stored(await self._handler(message))
             self._note_returned(turn, held)
 
-    def _may_run(self, turn: RowTurn, held: HeldMessage) -> bool:
+    def _begun_now(self, turn: RowTurn) -> HeldMessage | None:
         # A turn that was not begun, as its claim may have run out, is released.
-        if not self._handling.heartbeat.is_good(held.claim):
-            return False
+        held = turn.held
+        if held is None or not self._handling.heartbeat.is_good(held.claim):
+            return None
         self._start.journal.begin(turn.row.number, held.claim.fence)
-        return True
+        return held
 
     def _note_returned(self, turn: RowTurn, held: HeldMessage) -> None:
         if turn.error is None and turn.result is None and not held.end():

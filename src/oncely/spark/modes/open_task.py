@@ -3,17 +3,18 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
-from oncely.core.errors import StoreUnavailable, describe
+from oncely._util.garbage import rarely_collecting
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import AWAY, PAUSE_S, store_outage
+from oncely.lifecycle.patience import store_outage
 from oncely.lifecycle.wrapping import check_function, check_takes
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
+from oncely.spark.modes.steady import steadily
 from oncely.spark.modes.tally import Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
@@ -22,24 +23,13 @@ from oncely.spark.sink.sink_options import SinkOptions, import_function
 from oncely.stores.open_store import open_sessions
 
 if TYPE_CHECKING:
-    from oncely.spark.modes.target_table import TargetTable
+    from oncely.spark.modes.chunks import ChunkTask
+    from oncely.spark.modes.table_rows import TableRowsTask
 
 T = TypeVar("T")
 
 _sessions_at = lru_cache(maxsize=8)(open_sessions)
 """One engine for each Python worker, over all its tasks."""
-
-
-class Task(Protocol):
-    """One run over the rows of one partition."""
-
-    counts: Counts
-
-    def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
-        """Settle every row; rows come with their numbers in the task. Each row is counted.
-
-        Raises Stopped if the task is told to stop.
-        """
 
 
 def check_columns(options: SinkOptions, schema: StructType) -> None:
@@ -48,37 +38,46 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.table_columns import check_table
+            from oncely.spark.modes.table_columns import check_table, open_table
 
-            check_table(_awaited_table(options), schema)
-
-
-def _awaited_table(options: SinkOptions) -> "TargetTable":
-    """Open the table as soon as the database answers: a stream may start a batch without it."""
-    return _awaited(
-        lambda: _table(options, migrated_ledger(options.address)), options, TaskChannel(None, "")
-    )
+            # As soon as the database answers: a stream may start a batch without it.
+            channel, address = TaskChannel(None, ""), options.address
+            table = _awaited(
+                lambda: open_table(options, migrated_ledger(address)), options, channel
+            )
+            check_table(table, schema)
 
 
 def _awaited(ask: Callable[[], T], options: SinkOptions, channel: TaskChannel) -> T:
     until = time.monotonic() + (options.policy.lease_s or 0.0)
     outage = store_outage(consumer=options.consumer)
-    while True:
-        try:
-            answer = ask()
-        except AWAY as error:
-            if time.monotonic() > until:
-                raise
-            outage.met(error)
-        else:
-            outage.over()
-            return answer
-        channel.wait(time.monotonic() + PAUSE_S, Counts())
+    return steadily(ask, channel, outage, Counts(), until=until)
+
+
+def run_task(
+    options: SinkOptions,
+    aside: Aside,
+    channel: TaskChannel,
+    batches: Iterable[tuple[Sequence[int], RecordBatch]],
+    start: Start | None = None,
+) -> Counts:
+    """Open the task, and settle these rows, which come with their numbers in the task; close the
+    channel. Raises as `open_task` does.
+    """
+    counts = None
+    try:
+        task = open_task(options, aside, channel, start)
+        with rarely_collecting():
+            task.run(batches)
+        counts = task.counts
+        return counts
+    finally:
+        channel.close(counts)
 
 
 def open_task(
     options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None = None
-) -> Task:
+) -> "ChunkTask | TableRowsTask":
     """The task of the mode, as soon as the ledger answers. It waits for the length of a lease, as
     there may be no ledger at all. Raises ConfigError if the handler cannot be imported,
     StoreUnavailable, and Stopped.
@@ -86,7 +85,9 @@ def open_task(
     return _awaited(lambda: _open(options, aside, channel, start), options, channel)
 
 
-def _open(options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None) -> Task:
+def _open(
+    options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None
+) -> "ChunkTask | TableRowsTask":
     match options.mode:
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
@@ -97,26 +98,16 @@ def _open(options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start
             from oncely.spark.modes.transactional import TransactionalTask
 
             handler = _handler(options, "message", "session")
-            with url_here(options.ledger) as url:
+            with url_here(options.address.location) as url:
                 begins = _sessions_at(url)
             ledger = _ledger(options)
             return TransactionalTask(ledger, options, handler, aside, channel, begins, start)
         case "rows":
+            from oncely.spark.modes.table_columns import open_table
             from oncely.spark.modes.table_rows import TableRowsTask
 
             ledger = _ledger(options)
-            return TableRowsTask(ledger, options, aside, channel, _table(options, ledger))
-
-
-def _table(options: SinkOptions, ledger: Ledger) -> "TargetTable":
-    from oncely.spark.modes.table_columns import open_table
-
-    try:
-        return open_table(options)
-    except Exception as error:
-        if ledger.is_outage(error):
-            raise StoreUnavailable(describe(error)) from error
-        raise
+            return TableRowsTask(ledger, options, aside, channel, open_table(options, ledger))
 
 
 def _ledger(options: SinkOptions) -> Ledger:

@@ -1,14 +1,14 @@
 """RowTurn: the processing of one row of a message DataFrame by a task."""
 
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
 
 from oncely._util.forking import end_child
 from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
 from oncely.core.message import Message, entered
 from oncely.core.verdicts import Counted, DeadLetter, Ending, Phase
-from oncely.engine.request import json_value
 from oncely.lifecycle.held_message import HeldMessage
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.spark.sink.message_rows import Row
@@ -66,40 +66,20 @@ class RowTurn(Turn):
         is_dead = isinstance(self.outcome, Exhausted | InDoubt)
         return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
 
-    def run(self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool) -> None:
-        """Call the handler, with steps and sending for the message; note how it ended."""
-        message = self._entering(held)
-        try:
-            with entered(held):
-                result = call(message)
-            # Encoded now: the next run of the handler may change the object.
-            self.result = json_value(result) if keeps_result else None
-        except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
-            self.error = error
-        finally:
-            self._leaving(held)
-
-    async def run_async(
-        self, held: HeldMessage, call: Callable[[Message], Any], *, keeps_result: bool
-    ) -> None:
-        """As `run`, for an async handler."""
-        message = self._entering(held)
-        try:
-            with entered(held):
-                result = await call(message)
-            self.result = json_value(result) if keeps_result else None
-        except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
-            self.error = error
-        finally:
-            self._leaving(held)
-
-    def _entering(self, held: HeldMessage) -> Message:
+    @contextmanager
+    def calling(self, held: HeldMessage) -> Iterator[Message]:
+        """For a block that calls the handler, with the message, its steps and sending. An error of
+        the block is noted, and not raised.
+        """
         held.message = self.asked.message = message = self.row.message(held.claim)
         self.phase = Phase.CALLED
-        return message
-
-    def _leaving(self, held: HeldMessage) -> None:
-        if os.getpid() != self._pid:
-            # In a forked child: the rest is the parent's.
-            end_child(self.error)
-        held.end()
+        try:
+            with entered(held):
+                yield message
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
+            self.error = error
+        finally:
+            if os.getpid() != self._pid:
+                # In a forked child: the rest is the parent's.
+                end_child(self.error)
+            held.end()

@@ -1,13 +1,13 @@
 """Steadily: waits while the store is unavailable, for any time, and then goes on."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from oncely._util.outage import Outage
-from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import PAUSE_S, store_outage
+from oncely.lifecycle.patience import AWAY, PAUSE_S, store_outage
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 
@@ -20,16 +20,17 @@ def steadily(
     outage: Outage,
     counts: Counts,
     ledger: Ledger | None = None,
+    until: float = math.inf,
 ) -> T:
     """Call `ask`, which is safe to repeat, until the store answers; return its result. With a
     `ledger`, `ask` may also raise drivers' errors of connections to the same database. Raises
-    Stopped.
+    Stopped, and after `until` (monotonic) what `ask` raises.
     """
     while True:
         try:
             answer = ask()
         except Exception as error:
-            if not _is_passing(error, ledger):
+            if not _is_passing(error, ledger) or time.monotonic() > until:
                 raise
             outage.met(error)
         else:
@@ -44,6 +45,6 @@ def patiently(ask: Callable[[], T], consumer: str) -> T:
 
 
 def _is_passing(error: Exception, ledger: Ledger | None) -> bool:
-    if isinstance(error, StoreUnavailable | ContentionError):
+    if isinstance(error, AWAY):
         return True
     return ledger is not None and (ledger.is_outage(error) or ledger.is_contention(error))

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from pyspark.sql.types import StructType
 
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, StoreUnavailable, describe
+from oncely.ledger import Ledger
 from oncely.spark.ledgers import url_here
 from oncely.spark.modes.target_table import Kind, TargetTable, open_target, shared_engine
 from oncely.spark.option_values import unknown
@@ -12,37 +13,34 @@ from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLU
 from oncely.spark.sink.sink_options import SinkOptions
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
-_TAKEN: dict[Kind, Sequence[str]] = {
-    "text": ("string", "char", "varchar"),
-    "integer": (*_WHOLE, "boolean"),
-    "number": (*_WHOLE, "float", "double", "decimal"),
-    "truth": ("boolean",),
-    "date": ("date",),
-    "moment": ("timestamp", "timestamp_ntz", "date"),
-    "bytes": ("binary",),
-    "other": ("string",),
+_TYPES: dict[Kind, tuple[str, Sequence[str]]] = {
+    "text": ("STRING", ("string", "char", "varchar")),
+    "integer": ("BIGINT", (*_WHOLE, "boolean")),
+    "number": ("DECIMAL(38, 9)", (*_WHOLE, "float", "double", "decimal")),
+    "truth": ("BOOLEAN", ("boolean",)),
+    "date": ("DATE", ("date",)),
+    "moment": ("TIMESTAMP", ("timestamp", "timestamp_ntz", "date")),
+    "bytes": ("BINARY", ("binary",)),
+    "other": ("STRING", ("string",)),
 }
-"""The Spark types that a column accepts. A column of an unknown kind gets text."""
-_CASTS: dict[Kind, str] = {
-    "text": "STRING",
-    "integer": "BIGINT",
-    "number": "DECIMAL(38, 9)",
-    "truth": "BOOLEAN",
-    "date": "DATE",
-    "moment": "TIMESTAMP",
-    "bytes": "BINARY",
-    "other": "STRING",
-}
+"""The Spark type to cast to for a column, and all that it accepts. A column of an unknown kind gets
+text."""
 _NESTED = ("array", "map", "struct", "variant")
 _ID = "id"
 
 
-def open_table(options: SinkOptions) -> TargetTable:
-    """The table that the options name. Raises ConfigError if there is none."""
-    with url_here(options.ledger) as url:
-        return open_target(
-            shared_engine(url), options.table or "", options.upsert, options.sequence_by
-        )
+def open_table(options: SinkOptions, ledger: Ledger) -> TargetTable:
+    """The table that the options name, in the database of `ledger`. Raises ConfigError if there is
+    none, and StoreUnavailable.
+    """
+    name, key = options.table or "", options.upsert
+    try:
+        with url_here(options.address.location) as url:
+            return open_target(shared_engine(url), name, key, options.sequence_by)
+    except Exception as error:
+        if ledger.is_outage(error):
+            raise StoreUnavailable(describe(error)) from error
+        raise
 
 
 def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
@@ -93,8 +91,9 @@ def _check_type(name: str, type_: str, table: TargetTable) -> None:
         raise ConfigError(f'column {name!r} is {kind}; write "to_json({name}) AS {name}"')
     # MariaDB's BOOLEAN is an integer; PostgreSQL does not accept a boolean for an integer.
     is_no_integer = kind == "boolean" and column.kind == "integer" and table.is_copied_to
-    if is_no_integer or kind not in _TAKEN[column.kind]:
+    cast, taken = _TYPES[column.kind]
+    if is_no_integer or kind not in taken:
         raise ConfigError(
             f"column {name!r} is {type_}, and {column.type} in the table;"
-            f' write "cast({name} AS {_CASTS[column.kind]})"'
+            f' write "cast({name} AS {cast})"'
         )

@@ -59,7 +59,7 @@ class TableChunk(NamedTuple):
         for name, column in zip(row.schema.names, row.columns, strict=True):
             [values[name]] = values_of(name, column, {})
         original = values.pop(ROW_COLUMN, None) or json.dumps(values, default=plain)
-        return Row(self.ids[index], None, None, None, None, None, None, original, None)
+        return Row(self.ids[index], original=original)
 
     def halves(self) -> "tuple[TableChunk, TableChunk]":
         """The first half and the second."""

@@ -70,8 +70,11 @@ class RunTally:
                 self.counts.duplicates_input += 1
             case Waiting():
                 self.counts.waiting += 1
-            case Exhausted(record):
-                self._exhausted(row, record.error or "")
+            case Exhausted(record) if re.match(REJECTED, record.error or ""):
+                # A rejected message is set aside again.
+                self.set_aside(row(), re.sub(REJECTED, "", record.error or ""))
+            case Exhausted():
+                self.counts.failed += 1
             case Mismatch():
                 self.set_aside(row(), MISMATCH)
         return None
@@ -81,13 +84,6 @@ class RunTally:
         in_input = sum(moment >= self._since for moment in first_seen)
         self.counts.duplicates_input += in_input
         self.counts.duplicates_ledger += len(first_seen) - in_input
-
-    def _exhausted(self, row: Callable[[], Row], error: str) -> None:
-        """Count a message that has failed permanently; a rejected one is set aside again."""
-        if re.match(REJECTED, error):
-            self.set_aside(row(), re.sub(REJECTED, "", error))
-        else:
-            self.counts.failed += 1
 
     def erred(self, message_id: str, error: BaseException | None) -> None:
         """Record a handler's failure, in addition to the count of its message."""

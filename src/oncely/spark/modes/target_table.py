@@ -59,8 +59,10 @@ class TargetTable:
         """Whether rows are written as CSV, by `copy`; else as values, by `insert`."""
         self.name = engine.dialect.identifier_preparer.format_table(table)
         """The quoted name for statements."""
-        if not self.is_copied_to:
-            self._give_others_as_text()
+        for column in table.columns if not self.is_copied_to else ():
+            # SQLAlchemy would encode text that is JSON already, and requires objects for times.
+            if self.columns[column.name].kind == "other":
+                column.type = types.String()
 
     def begin(self) -> AbstractContextManager[Connection]:
         """A connection in a transaction, which is committed at the end."""
@@ -88,12 +90,6 @@ class TargetTable:
             upsert(connection, self._table, rows, self._key, sequence_by=self._sequence_by)
         else:
             connection.execute(self._table.insert(), list(rows))
-
-    def _give_others_as_text(self) -> None:
-        # SQLAlchemy would encode text that is JSON already, and requires objects for times.
-        for column in self._table.columns:
-            if self.columns[column.name].kind == "other":
-                column.type = types.String()
 
     def _heap(self, cursor: Any, names: str) -> str:
         """A temporary table of the connection, which holds rows until the transaction ends."""
@@ -201,11 +197,5 @@ def _described(column: Column[Any], engine: Engine) -> TargetColumn:
     )
     type_ = "unknown" if isinstance(column.type, NullType) else column.type.compile(engine.dialect)
     is_required = not column.nullable and not is_filled
-    return TargetColumn(_kind(column), type_, is_filled, is_required)
-
-
-def _kind(column: Column[Any]) -> Kind:
-    for kind, known in _KINDS:
-        if isinstance(column.type, known):
-            return kind
-    return "other"
+    kinds = (kind for kind, known in _KINDS if isinstance(column.type, known))
+    return TargetColumn(next(kinds, "other"), type_, is_filled, is_required)

@@ -99,9 +99,9 @@ class TransactionalTask(ChunkTask):
         if turn.held is None:
             return True
         self._channel.raise_if_stopping()
-        keeps_result = self._handling.keeps_result
         self._start.journal.begin(turn.row.number, turn.held.claim.fence)
-        turn.run(turn.held, lambda m: self._handler(m, session), keeps_result=keeps_result)
+        with turn.calling(turn.held) as message:
+            turn.result = self._stored(self._handler(message, session))
         self._start.journal.returned(turn.row.number)
         return turn.error is None
 

@@ -1,7 +1,7 @@
 """The pipeline file: read, checked, paths made absolute. Every error names the file and the key."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import has_magic
 from pathlib import Path
@@ -107,16 +107,37 @@ class _PipelineFile(Table):
     spark: dict[str, Scalar] = {}
 
 
-class SourceConfig:
-    """The tables [source] and [message] of a file, checked; paths are absolute."""
+class PipelineConfig:
+    """A pipeline file that has been checked; its paths are absolute."""
 
-    def __init__(self, file: Path, source: SourceTable, message: MessageTable) -> None:
+    def __init__(self, file: Path, tables: _PipelineFile) -> None:
         self.file = file
         self.folder = file.absolute().parent
-        self.source = source
-        self.message = message
+        self.source = tables.source
+        self.message = tables.message
         self.source_path = self._source_path()
         self.source_options = self._source_options()
+        self.pipeline = tables.pipeline
+        self.spark = as_text(tables.spark)
+        with self.checking("[pipeline] consumer"):
+            check_id(self.pipeline.consumer, "consumer")
+        try:
+            read_policy(tables.policy, str(self.folder))
+        except ConfigError as error:
+            raise ConfigError(f"{self.file}: [policy] {error}") from error
+        self.policy_options = as_text(tables.policy)
+        self.columns = tables.columns
+        if self.pipeline.mode == "rows":
+            self._check_rows()
+        else:
+            self._check_handler()
+        self.address = self._address()
+        self.transport = self._transport()
+        self.checkpoint = self._written("checkpoint", self.pipeline.checkpoint)
+        self.quarantine = self._written("quarantine", self.pipeline.quarantine)
+        self.staging = self._staging()
+        self.archive = self._archive()
+        self.trigger = self._trigger()
 
     def wrong(self, key: str, text: str) -> ConfigError:
         """The error for `key` of this file."""
@@ -135,11 +156,6 @@ class SourceConfig:
                 text = text.removeprefix(other)
             raise self.wrong(key, text) from error
 
-    def consumer_of(self, name: str) -> str:
-        """`name`, if a consumer can have it. Raises ConfigError."""
-        with self.checking("[pipeline] consumer"):
-            return check_id(name, "consumer")
-
     def _source_path(self) -> str | None:
         if self.source.path is None:
             return None
@@ -155,7 +171,10 @@ class SourceConfig:
         if self.source.format != RABBITMQ:
             # `file:` may be meant literally: many formats name their files so.
             with self.checking("[source] options"):
-                return {name: _from_environment(name, value) for name, value in options.items()}
+                return {
+                    name: read_secret(value, name) if value.startswith("env:") else value
+                    for name, value in options.items()
+                }
         options = beside(options, self.folder)
         with self.checking("[source] options", "option "):
             read_rabbitmq_options(options)
@@ -171,36 +190,6 @@ class SourceConfig:
         location = absolute_location(address, self.folder)
         url = read_secret(location, "ledger")
         return absolute_location(url, self.folder) if url.startswith("sqlite:") else location
-
-
-class PipelineConfig(SourceConfig):
-    """A pipeline file that has been checked; its paths are absolute."""
-
-    def __init__(self, file: Path, tables: _PipelineFile) -> None:
-        super().__init__(file, tables.source, tables.message)
-        self.pipeline = tables.pipeline
-        self.spark = as_text(tables.spark)
-        self.consumer_of(self.pipeline.consumer)
-        self._check_policy(tables.policy)
-        self.policy_options = as_text(tables.policy)
-        self.columns = tables.columns
-        if self.pipeline.mode == "rows":
-            self._check_rows()
-        else:
-            self._check_handler()
-        self.address = self._address()
-        self.transport = self._transport()
-        self.checkpoint = self._written("checkpoint", self.pipeline.checkpoint)
-        self.quarantine = self._written("quarantine", self.pipeline.quarantine)
-        self.staging = self._staging()
-        self.archive = self._archive()
-        self.trigger = self._trigger()
-
-    def _check_policy(self, table: Mapping[str, Any]) -> None:
-        try:
-            read_policy(table, str(self.folder))
-        except ConfigError as error:
-            raise ConfigError(f"{self.file}: [policy] {error}") from error
 
     def _check_handler(self) -> None:
         which = "handler" if self.pipeline.handler_batch is None else "handler_batch"
@@ -256,9 +245,8 @@ class PipelineConfig(SourceConfig):
             if location.startswith("sqlite:"):
                 _make_folder(sqlite_file(location))
             check_ledger(read_secret(location, "ledger"), self.pipeline.mode)
-            address = LedgerAddress(
-                location, self.pipeline.ledger_table, self.pipeline.ledger_schema
-            )
+            pipeline = self.pipeline
+            address = LedgerAddress(location, pipeline.ledger_table, pipeline.ledger_schema)
             open_named_ledger(*address)
         return address
 
@@ -323,11 +311,6 @@ class PipelineConfig(SourceConfig):
                 return {"processingTime": f"{int(length_s * 1000)} milliseconds"}
 
 
-def _from_environment(name: str, value: str) -> str:
-    """The value of env:NAME. Raises ConfigError."""
-    return read_secret(value, name) if value.startswith("env:") else value
-
-
 def _make_folder(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -338,10 +321,7 @@ def _make_folder(file: Path) -> None:
 
 
 def read_config(
-    file: Path,
-    ledger: str | None = None,
-    table: str | None = None,
-    schema: str | None = None,
+    file: Path, ledger: str | None = None, table: str | None = None, schema: str | None = None
 ) -> PipelineConfig:
     """Read and check a pipeline file; `ledger`, and its `table` and `schema`, override the file's
     values.

@@ -1,9 +1,7 @@
 """From a pipeline file's source to a DataFrame of messages, by Spark SQL expressions."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -12,7 +10,7 @@ from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
 from oncely.core.ids import ID_IS_NO_STRING
 from oncely.spark.failures import first_line
-from oncely.spark.pipeline.config import SourceConfig
+from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.settings import quoted, unquoted
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
@@ -23,11 +21,9 @@ _CAN_BE_CORRUPT = frozenset({"json", "csv", "xml"})
 _SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
 
 
-def read_messages(
-    spark: SparkSession, config: SourceConfig, *, columns: Mapping[str, str] = MappingProxyType({})
-) -> DataFrame:
-    """A stream of messages, with each original row and the reason if it is broken.
-    `columns` are further columns, by their expressions.
+def read_messages(spark: SparkSession, config: PipelineConfig) -> DataFrame:
+    """A stream of messages, with each original row and the reason if it is broken, and with the
+    further columns of the file.
 
     Raises ConfigError, which names the file and the key, for an expression or a source that Spark
     does not understand.
@@ -37,11 +33,11 @@ def read_messages(
         _column(rows, config, name, expression)
         for name, expression in config.message.model_dump(exclude_none=True).items()
     ]
-    parts += [_typed(rows, config, "columns", *column)[0] for column in columns.items()]
+    parts += [_typed(rows, config, "columns", *column)[0] for column in config.columns.items()]
     return rows.select(*parts, *_diagnosis(rows, config))
 
 
-def _read_rows(spark: SparkSession, config: SourceConfig) -> DataFrame:
+def _read_rows(spark: SparkSession, config: PipelineConfig) -> DataFrame:
     source = config.source
     options = dict(config.source_options)
     if source.path is not None:
@@ -66,7 +62,7 @@ def _streamable(path: str | None) -> str | None:
 
 
 def _schema(
-    spark: SparkSession, config: SourceConfig, options: dict[str, str]
+    spark: SparkSession, config: PipelineConfig, options: dict[str, str]
 ) -> StructType | None:
     """The schema to read with: the given one, else inferred from the present files."""
     source = config.source
@@ -85,7 +81,7 @@ def _schema(
     return _with_raw_id(schema, config) if source.format == "json" else schema
 
 
-def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
+def _with_raw_id(schema: StructType, config: PipelineConfig) -> StructType:
     """The schema with the raw id column: for a string column, Spark would read 17 as "17"."""
     return StructType(
         [
@@ -97,7 +93,7 @@ def _with_raw_id(schema: StructType, config: SourceConfig) -> StructType:
     )
 
 
-def _with_text_id(rows: DataFrame, config: SourceConfig) -> DataFrame:
+def _with_text_id(rows: DataFrame, config: PipelineConfig) -> DataFrame:
     """The rows with the id column as the declared string, and the raw value next to it."""
     name = unquoted(config.message.id)
     if name not in rows.columns or rows.schema[name].dataType.simpleString() != "variant":
@@ -107,7 +103,7 @@ def _with_text_id(rows: DataFrame, config: SourceConfig) -> DataFrame:
     )
 
 
-def _column(rows: DataFrame, config: SourceConfig, name: str, expression: str) -> Column:
+def _column(rows: DataFrame, config: PipelineConfig, name: str, expression: str) -> Column:
     """A column of the message, of a type that the sink accepts."""
     column, type_ = _typed(rows, config, "message", name, expression)
     if name == "time" and type_ == "string":
@@ -120,7 +116,7 @@ def _column(rows: DataFrame, config: SourceConfig, name: str, expression: str) -
 
 
 def _typed(
-    rows: DataFrame, config: SourceConfig, table: str, name: str, expression: str
+    rows: DataFrame, config: PipelineConfig, table: str, name: str, expression: str
 ) -> tuple[Column, str]:
     """A column from a table of the file, and its type."""
     try:
@@ -130,31 +126,24 @@ def _typed(
         raise config.wrong(f"[{table}] {name}", first_line(error)) from error
 
 
-def _diagnosis(rows: DataFrame, config: SourceConfig) -> list[Column]:
+def _diagnosis(rows: DataFrame, config: PipelineConfig) -> list[Column]:
     """The original row as text, and why it is not a message if the source reports it."""
-    original = f.to_json(f.struct(*_original_columns(rows, config)))
-    broken = f.lit(None).cast("string")
-    if _RAW_ID in rows.columns:
-        is_text = f.schema_of_variant(_RAW_ID).isin("STRING", "VOID")
-        broken = f.when(~is_text, f.lit(ID_IS_NO_STRING))
-    if _CORRUPT in rows.columns:
-        original = f.coalesce(f.col(_CORRUPT), original)
-        broken = f.when(f.col(_CORRUPT).isNotNull(), _why_corrupt(config)).otherwise(broken)
-    return [original.alias(ROW_COLUMN), broken.alias(BROKEN_COLUMN)]
-
-
-def _original_columns(rows: DataFrame, config: SourceConfig) -> list[Column]:
     raw = {unquoted(config.message.id): _RAW_ID} if _RAW_ID in rows.columns else {}
-    return [
+    columns = [
         f.col(quoted(raw.get(name, name))).alias(name)
         for name in rows.columns
         if name not in (_CORRUPT, _RAW_ID)
     ]
-
-
-def _why_corrupt(config: SourceConfig) -> Column:
-    unreadable = f.lit(f"not {config.source.format}")
-    if config.source.format != "json":
-        return unreadable
-    unfit = f.lit("row does not fit the schema")
-    return f.when(f.try_parse_json(_CORRUPT).isNull(), unreadable).otherwise(unfit)
+    original = f.to_json(f.struct(*columns))
+    broken = f.lit(None).cast("string")
+    if raw:
+        is_text = f.schema_of_variant(_RAW_ID).isin("STRING", "VOID")
+        broken = f.when(~is_text, f.lit(ID_IS_NO_STRING))
+    if _CORRUPT in rows.columns:
+        original = f.coalesce(f.col(_CORRUPT), original)
+        why = f.lit(f"not {config.source.format}")
+        if config.source.format == "json":
+            unfit = f.lit("row does not fit the schema")
+            why = f.when(f.try_parse_json(_CORRUPT).isNull(), why).otherwise(unfit)
+        broken = f.when(f.col(_CORRUPT).isNotNull(), why).otherwise(broken)
+    return [original.alias(ROW_COLUMN), broken.alias(BROKEN_COLUMN)]

@@ -25,13 +25,19 @@ from oncely.spark.session import session
 from oncely.spark.settings import as_text
 from oncely.spark.sink.channel import DriverChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.handover import fetch_any
+from oncely.spark.sink.handover import fetch
 from oncely.spark.sink.spreading import spread
 from oncely.spark.spark_report import Report
 from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0
+
+_SINKS_OPTIONS = {
+    *("consumer", "handler", "handler_batch", "mode", "table", "upsert", "sequence_by"),
+    *("chunk", "concurrency", "max_failures"),
+}
+"""The keys of [pipeline] that the sink has as options, with the same meaning."""
 
 WHOLE_ERRORS = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}
 """A Spark setting: errors get Java's stack trace, and our errors have all of it as a note."""
@@ -111,7 +117,7 @@ class _PipelineRun:
             query.stop()
         if error is not None:
             raise error
-        return fetch_any(self.spark, run) or Counts()
+        return fetch(self.spark, run) or Counts()
 
     def _follow(self, query: StreamingQuery, channel: DriverChannel, due: DueRuns) -> None:
         """Wait for the end of the query, or stop it."""
@@ -150,21 +156,12 @@ class _PipelineRun:
         """The sink's settings, with which tasks report to this run."""
         config, pipeline = self.config, self.config.pipeline
         options = {
-            "consumer": pipeline.consumer,
+            **pipeline.model_dump(include=_SINKS_OPTIONS),
             "ledger": config.address.location,
             "ledger_table": config.address.table,
             "ledger_schema": config.address.schema,
-            "handler": pipeline.handler,
-            "handler_batch": pipeline.handler_batch,
             "staging": config.staging,
             "handler_path": config.folder,
-            "mode": pipeline.mode,
-            "table": pipeline.table,
-            "upsert": pipeline.upsert or None,
-            "sequence_by": pipeline.sequence_by,
-            "chunk": pipeline.chunk,
-            "concurrency": pipeline.concurrency,
-            "max_failures": pipeline.max_failures,
             "transport": config.transport,
             "quarantine": config.quarantine,
             "archive": config.archive,
@@ -181,7 +178,7 @@ def _start(
     for name, address in (("ledger", config.address.location), ("transport", config.transport)):
         with config.checking(f"[pipeline] {name}", f"{name}: "):
             check_master(spark, {name: address})
-    messages = read_messages(spark, config, columns=config.columns)
+    messages = read_messages(spark, config)
     if pipeline.handler_batch is None:
         dealt = spread(messages, pipeline.partitions, pipeline.upsert, pipeline.writers)
         sink = dealt.writeStream.format("oncely").options(**settings)

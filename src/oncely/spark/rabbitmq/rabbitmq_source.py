@@ -20,32 +20,14 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import (
-    BinaryType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from oncely.core.errors import ConfigError
 from oncely.spark.rabbitmq.source_options import FORMAT, RabbitmqOptions, read_rabbitmq_options
 from oncely.spark.rabbitmq.spool import Spool, read_segment
 from oncely.spark.rabbitmq.spooler import Spooler
+from oncely.spark.sink.message_rows import MESSAGE_SCHEMA
 
-# Not as DDL, which only a process with a Spark session can parse.
-SCHEMA = StructType(
-    [
-        StructField("id", StringType()),
-        StructField("type", StringType()),
-        StructField("body", BinaryType()),
-        StructField("headers", MapType(StringType(), StringType())),
-        StructField("source", StringType()),
-        StructField("time", TimestampType()),
-        StructField("key", StringType()),
-    ]
-)
 _SEGMENT = "segment"
 
 Offset = dict[str, int]
@@ -62,7 +44,7 @@ class RabbitmqDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of a message; raises ConfigError for wrong options."""
         read_rabbitmq_options(self.options)
-        return SCHEMA
+        return MESSAGE_SCHEMA
 
     def reader(self, schema: StructType) -> "RabbitmqReader":
         """The reader of a batch; raises ConfigError for wrong options."""
@@ -171,6 +153,6 @@ def _partitions(spool: Spool, numbers: list[int]) -> list[InputPartition]:
 
 
 def _checked(options: Mapping[str, Any], schema: StructType) -> RabbitmqOptions:
-    if schema != SCHEMA:
+    if schema != MESSAGE_SCHEMA:
         raise ConfigError(f"schema: {FORMAT} has one of its own; leave it out")
     return read_rabbitmq_options(options)

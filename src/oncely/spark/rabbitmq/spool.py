@@ -160,27 +160,18 @@ def read_segment(file: str) -> Iterator[RecordBatch]:
 
 
 def _table(messages: Sequence[Message]) -> Table:
-    schema = pa.schema(
-        {
-            "id": pa.string(),
-            "type": pa.string(),
-            "body": pa.binary(),
-            "headers": pa.map_(pa.string(), pa.string()),
-            "source": pa.string(),
-            "time": pa.timestamp("us", tz="UTC"),
-            "key": pa.string(),
-        }
-    )
-    columns = [
-        [message.id or None for message in messages],
-        [message.type or None for message in messages],
-        [message.body for message in messages],
-        [list(message.headers.items()) for message in messages],
-        [message.source or None for message in messages],
-        [_time(message.time) for message in messages],
-        [message.key for message in messages],
-    ]
-    return pa.table(columns, schema=schema)
+    text, time = pa.string(), pa.timestamp("us", tz="UTC")
+    headers = [list(message.headers.items()) for message in messages]
+    columns = {
+        "id": pa.array([message.id or None for message in messages], text),
+        "type": pa.array([message.type or None for message in messages], text),
+        "body": pa.array([message.body for message in messages], pa.binary()),
+        "headers": pa.array(headers, pa.map_(text, text)),
+        "source": pa.array([message.source or None for message in messages], text),
+        "time": pa.array([_time(message.time) for message in messages], time),
+        "key": pa.array([message.key for message in messages], text),
+    }
+    return pa.table(columns)
 
 
 def _time(time: datetime | None) -> datetime | None:

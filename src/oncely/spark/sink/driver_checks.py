@@ -1,10 +1,8 @@
 """Checks of a write before any task runs."""
 
-from contextlib import suppress
 from functools import lru_cache
 
 from oncely.core.errors import ConfigError
-from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.sink.paths import check_writable
 from oncely.spark.sink.sink_options import SinkOptions, import_function
 
@@ -19,22 +17,6 @@ def check_on_driver(options: SinkOptions) -> None:
         from oncely.archive.lookup import Archive
 
         Archive(options.archive, options.consumer)
-
-
-def check_reachable(options: SinkOptions) -> None:
-    """Raise StoreUnavailable if the ledger does not answer, as far as this machine can tell: tasks
-    would wait for it.
-    """
-    with suppress(ConfigError):
-        migrated_ledger(options.address).now()
-
-
-def check_here(options: SinkOptions) -> None:
-    """The checks in a task, before its first message. Raise ConfigError for a ledger that a cluster
-    cannot share or this machine cannot find, and for a quarantine that it cannot write.
-    """
-    with url_here(options.ledger):
-        check_writable_here(options.quarantine)
 
 
 @lru_cache(maxsize=8)

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from oncely.core.errors import OncelyError
 from oncely.spark.sink.counts import Counts
 
 _reading: WeakSet[SparkSession] = WeakSet()
@@ -35,26 +34,15 @@ def hand_over(run: str, counts: Counts) -> None:
     unfinished.replace(_file(run))
 
 
-def fetch(spark: SparkSession, run: str) -> Counts:
-    """Take the counts that commits have handed over. Raises OncelyError if there are none."""
-    counts = fetch_any(spark, run)
-    if counts is None:
-        raise OncelyError("the counts of the run are not where it was committed")
-    return counts
-
-
-def fetch_any(spark: SparkSession, run: str) -> Counts | None:
-    """The same; None if no commit has handed counts over."""
+def fetch(spark: SparkSession, run: str) -> Counts | None:
+    """Take the counts that commits have handed over; None if there are none."""
     if hasattr(spark, "sparkContext"):
-        return _counts_of(_take(run))
-    if spark not in _reading:
-        spark.dataSource.register(HandedOver)
-        _reading.add(spark)
-    [row] = spark.read.format(HandedOver.name()).option("run", run).load().collect()
-    return _counts_of(row.counts)
-
-
-def _counts_of(text: str | None) -> Counts | None:
+        text = _take(run)
+    else:
+        if spark not in _reading:
+            spark.dataSource.register(HandedOver)
+            _reading.add(spark)
+        [(text,)] = spark.read.format(HandedOver.name()).option("run", run).load().collect()
     return None if text is None else Counts(**json.loads(text))
 
 

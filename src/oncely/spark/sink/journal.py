@@ -29,8 +29,8 @@ class Entry(NamedTuple):
 class Journal:
     """Begun handlers, in memory that outlives the process that writes it. Thread-safe."""
 
-    def __init__(self, memory: "mmap | bytearray | None" = None) -> None:
-        self._memory = mmap(-1, size()) if memory is None else memory
+    def __init__(self) -> None:
+        self._memory = mmap(-1, _at(CAPACITY))
         self._lock = threading.Lock()
         self.clear()
 
@@ -81,11 +81,6 @@ class Journal:
 
     def _mark(self, slot: int, state: int) -> None:
         _WORD.pack_into(self._memory, _at(slot) + _STATE, state)
-
-
-def size() -> int:
-    """The size of a journal's memory, in bytes."""
-    return _WORD.size + CAPACITY * _ENTRY.size
 
 
 def _at(slot: int) -> int:

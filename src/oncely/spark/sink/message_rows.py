@@ -1,11 +1,19 @@
 """Rows of a message DataFrame: checks the schema, reads Arrow in chunks, and makes messages."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from oncely.core.errors import ConfigError
 from oncely.core.ids import fingerprint_of
@@ -35,26 +43,37 @@ COLUMN_TYPES = {
 }
 """The columns of a message DataFrame, of which only `id` is required, and their Spark types."""
 
+# Not as DDL, which only a process with a Spark session can parse.
+MESSAGE_SCHEMA = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("type", StringType()),
+        StructField("body", BinaryType()),
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("source", StringType()),
+        StructField("time", TimestampType()),
+        StructField("key", StringType()),
+    ]
+)
+"""A message's columns as oncely itself makes them."""
+
 
 class Row(NamedTuple):
-    """One delivery of the source. The fields are in the order of COLUMN_TYPES."""
+    """One delivery of the source. The first fields are in the order of COLUMN_TYPES."""
 
     id: str
-    type: str | None
-    body: str | bytes | None
-    headers: Sequence[tuple[str, str | None]] | None
-    source: str | None
-    time: datetime | None
-    key: str | None
-    original: str | None
-    broken: str | None
+    type: str | None = None
+    body: str | bytes | None = None
+    headers: Sequence[tuple[str, str | None]] | None = None
+    source: str | None = None
+    time: datetime | None = None
+    key: str | None = None
+    original: str | None = None
+    broken: str | None = None
     number: int = -1
     """Its place in the input of its task."""
-
-    @property
-    def taken(self) -> WaitingMessage | None:
-        """The message that waited in the ledger, if the row comes from there."""
-        return None
+    taken: WaitingMessage | None = None
+    """The message that waited in the ledger, if the row comes from there."""
 
     def body_bytes(self) -> bytes:
         """The body; empty if there is none."""
@@ -68,6 +87,9 @@ class Row(NamedTuple):
 
     def message(self, claim: Claim | None) -> Message:
         """The message for the handler."""
+        if self.taken is not None:
+            # With the parts that no column holds.
+            return replace(self.taken.message, claim=claim)
         return Message(
             self.id,
             self.body_bytes(),
@@ -136,7 +158,7 @@ def _rows(numbers: Sequence[int], chunk: "RecordBatch") -> list[Row]:
         values_of(name, chunk.column(name), broken) if name in names else repeat(None)
         for name in COLUMN_TYPES
     ]
-    rows = list(map(Row._make, zip(*columns, numbers, strict=False)))
+    rows = list(map(Row._make, zip(*columns, numbers, repeat(None), strict=False)))
     for index, reason in broken.items():
         if rows[index].broken is None:
             rows[index] = rows[index]._replace(broken=reason)

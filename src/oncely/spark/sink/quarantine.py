@@ -114,7 +114,7 @@ def forget_attempts(folder: str, batch: str) -> None:
 
 def _as_text(row: Row) -> str:
     """The fields of a row that came without its original, as text."""
-    values = row._replace(number=None)._asdict().items()  # type: ignore[arg-type]
+    values = row._replace(number=None, taken=None)._asdict().items()  # type: ignore[arg-type]
     columns = {name: value for name, value in values if value is not None}
     return json.dumps(columns, default=plain)
 

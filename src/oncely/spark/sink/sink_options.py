@@ -59,10 +59,8 @@ class SinkOptions:
 
     mode: Mode
     consumer: str
-    ledger: str = field(repr=False)
-    """A ledger's URL, or env:NAME or file:PATH, which is read when the ledger is opened."""
-    ledger_table: str
-    ledger_schema: str | None
+    address: LedgerAddress = field(repr=False)
+    """Where the ledger is."""
     handler: str
     """module:function; empty in mode `rows`, and with a batch handler."""
     handler_batch: str | None
@@ -106,11 +104,6 @@ class SinkOptions:
     max_failures: float | None
     """The share of a batch's handler runs that may fail; if more fail, its commit raises."""
 
-    @property
-    def address(self) -> LedgerAddress:
-        """Where the ledger is."""
-        return LedgerAddress(self.ledger, self.ledger_table, self.ledger_schema)
-
     def whole_policy(self) -> Policy:
         """The policy with its probe. Raises ConfigError if that cannot be imported."""
         if self.probe is None:
@@ -119,7 +112,9 @@ class SinkOptions:
         return replace(self.policy, on_in_doubt=probe)
 
 
-_NAMES = {each.name for each in fields(SinkOptions)} - {"policy", "probe"} | set(POLICY_FIELDS)
+_LEDGER = {"ledger", "ledger_table", "ledger_schema"}
+_OWN = {each.name for each in fields(SinkOptions)} - {"address", "policy", "probe"}
+_NAMES = _OWN | _LEDGER | set(POLICY_FIELDS)
 
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
@@ -130,13 +125,14 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     mode = cast(Mode, choice("mode", given.get("mode", "leased"), get_args(Mode)))
     _check_mode(mode, given, policy)
     transport = given.get("transport")
+    consumer = check_consumer(required(given, "consumer", "billing"))
+    ledger = check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode)
+    table, schema = given.get("ledger_table", TABLE_NAME), given.get("ledger_schema")
     calls_none = mode == "rows" or "handler_batch" in given
     return SinkOptions(
         mode=mode,
-        consumer=check_consumer(required(given, "consumer", "billing")),
-        ledger=check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode),
-        ledger_table=given.get("ledger_table", TABLE_NAME),
-        ledger_schema=given.get("ledger_schema"),
+        consumer=consumer,
+        address=LedgerAddress(ledger, table, schema),
         handler="" if calls_none else required(given, "handler", "shop.billing:charge"),
         handler_batch=given.get("handler_batch"),
         staging=given.get("staging"),
@@ -170,7 +166,12 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
         if given.get(name) and mode not in modes:
             raise ConfigError(f'option {name}: mode "{mode}" {why}')
     if "handler_batch" in given:
-        _check_batch(given)
+        for name in ("handler", "transport"):
+            if given.get(name):
+                raise ConfigError(
+                    f"option {name}: a batch handler runs in its place; drop one of them"
+                )
+        check_transactions(given.get("ledger", ""))
     elif given.get("staging"):
         raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
     if "sequence_by" in given and not given.get("upsert"):
@@ -183,14 +184,6 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
             'on_in_doubt: mode "rows" has no message to ask a probe about; write "retry", "hold"'
             ' or "dead_letter"'
         )
-
-
-def _check_batch(given: Mapping[str, str]) -> None:
-    """Raise ConfigError for options that do not go with a batch handler."""
-    for name in ("handler", "transport"):
-        if given.get(name):
-            raise ConfigError(f"option {name}: a batch handler runs in its place; drop one of them")
-    check_transactions(given.get("ledger", ""))
 
 
 def _table(given: Mapping[str, str]) -> str:
