@@ -271,12 +271,6 @@ class ClaimRules:
             attempts=3, version=found.version, last_seen=found.last_seen
         )
 
-    def test_counted_at_once(self, ledger: Ledger) -> None:
-        """Deliveries that are counted at the same moment are all counted."""
-        granted(ledger.claim(KEY, "60s"))
-        at_once(_RACERS, lambda _: ledger.count_delivery(KEY))
-        assert _found(ledger).attempts == _RACERS + 1
-
     # ---- Operators -------------------------------------------------------------------------------
 
     def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
@@ -359,18 +353,6 @@ class ClaimStatements:
         assert [(each.state, each.birth, each.fingerprint) for each in found] == [
             (State.COMPLETED, tokens[n], marks[n]) for n in (41, 43)
         ]
-
-    def test_purge_keeps_what_is_not_done(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """Purge removes what is completed or failed, never processing or handled."""
-        keys = [Key("billing", name) for name in ("processing", "handled", "sent", "failed")]
-        claims = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
-        ledger.handled(claims[1])
-        ledger.complete(claims[2])
-        ledger.fail(claims[3], "no")
-        assert ledger.purge("30d") == 0
-        clock.advance(31 * 86_400)
-        assert ledger.purge("30d", batch=1) == 2
-        assert [ledger.find(key) is None for key in keys] == [False, False, True, True]
 
 
 def _found(ledger: Ledger, key: Key = KEY) -> Record:
