@@ -193,18 +193,9 @@ def test_size(store: RedisStore, client: Client) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://",
-        "redis:///0",
-        "redis:host",
-        "redis://host:port/0",
-        "redis://host/ledger",
-        "redis://host/0/1",
-        "redis://host/0#1",
-        "redis://:pass/word@host/0",
-        "redis://host/0?socket_timeout=soon",
-        "redis://host/0?colour=blue",
-        "http://host/0",
-        "redis://[::1/0",
+        *("redis://", "redis:///0", "redis:host", "redis://host:port/0", "redis://host/ledger"),
+        *("redis://host/0/1", "redis://host/0#1", "redis://:pass/word@host/0", "http://host/0"),
+        *("redis://host/0?socket_timeout=soon", "redis://host/0?colour=blue", "redis://[::1/0"),
     ],
 )
 def test_wrong_url(url: str) -> None:
