@@ -12,11 +12,8 @@ from tests.chaos.check import (
     TRANSACTIONAL,
     Left,
     Standing,
-    fails,
-    fails_permanently,
     faults,
     key_of,
-    sends,
 )
 
 COMPLETED = Standing("sent", 1)
@@ -82,15 +79,6 @@ def _left(case: Case, **changes: Any) -> Left:
     dead = frozenset([message_id] if is_dead else [])
     effects = {OTHER: [1]} | ({message_id: fences} if fences else {})
     return Left(effects, records, dead, 0, {})._replace(**changes)
-
-
-def test_messages_differ() -> None:
-    """What the messages stand for."""
-    assert [fails(each) for each in (OTHER, PLAIN, FAILING, SENDING)] == [False, False, True, False]
-    assert [fails_permanently(each) for each in (OTHER, PLAIN, FAILING, POISON)] == [False] * 3 + [
-        True
-    ]
-    assert [sends(each) for each in (OTHER, PLAIN, FAILING, SENDING)] == [False] * 3 + [True]
 
 
 @pytest.mark.parametrize("name", RIGHT)

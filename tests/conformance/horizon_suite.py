@@ -142,12 +142,6 @@ class HorizonRules:
         granted(ledger.claim(_KEY, policy=Policy(on_too_old="run"), sent_at=0.0))
         assert isinstance(ledger.claim(Key("billing", "4"), sent_at=0.0), TooOld)
 
-    def test_forgotten_by_hand(self, ledger: Ledger) -> None:
-        """A record that an operator has removed may run again."""
-        ledger.complete(granted(ledger.claim(_KEY, sent_at=5.0)))
-        ledger.forget(_KEY)
-        granted(ledger.claim(_KEY, sent_at=5.0))
-
     def test_removed_as_found(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Records removed one by one are forgotten up to the time when the newest was last seen."""
         for n in range(3):

@@ -132,12 +132,6 @@ class RecordStatements:
         expected = (old.first_seen, now, now + LEASE_S)
         assert _times(stored(store, old.key)) == pytest.approx(expected, abs=1)
 
-    def test_swap_ends_a_lease(self, store: Store) -> None:
-        """A swap to no lease stores none."""
-        old = inserted(store, "1")
-        store.swap([Change(old, old._replace(lease_until=None, version=old.version + 1))])
-        assert stored(store, old.key).lease_until is None
-
     def test_swap_removes(self, store: Store) -> None:
         """A swap to None removes the record where it is unchanged, and only there."""
         one, two = inserted(store, "1"), inserted(store, "2")

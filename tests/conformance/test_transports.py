@@ -331,13 +331,6 @@ while not transport.is_drained("orders"):
     transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
     print("acknowledged", *ids, flush=True)
 """
-_HOLD = """
-import sys
-import oncely
-transport = oncely.open_transport(sys.argv[1])
-print(len(transport.receive("orders", 7, 30)), flush=True)
-sys.stdin.read()
-"""
 
 
 def test_processes_share(transport: Transport, url: str) -> None:
@@ -347,17 +340,6 @@ def test_processes_share(transport: Transport, url: str) -> None:
     outputs = [process.communicate(timeout=2 * _DEADLINE_S)[0] for process in started]
     assert [process.returncode for process in started] == [0] * 4
     assert sorted(id_ for output in outputs for id_ in _told(output, "acknowledged")) == sorted(ids)
-
-
-def test_killed_holder(transport: Transport, url: str, tmp_path: Path) -> None:
-    """What a process held when it was killed comes again, when its time is over."""
-    ids = _publish(transport, 10)
-    process = _started(_HOLD, url)
-    _kill_after(process, 1)
-    assert _ids(transport.receive(_QUEUE, 10, 0)) == ids[7:]
-    with closing(_an_hour_later(tmp_path)) as later:
-        again = later.receive(_QUEUE, 10, 0)
-        assert [(d.message.id, d.count) for d in again] == [(id_, 2) for id_ in ids]
 
 
 def test_killed_publishers(transport: Transport, url: str) -> None:

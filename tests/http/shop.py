@@ -17,7 +17,6 @@ from oncely.ledger import open_ledger
 
 EFFECTS = Path(os.environ["SHOP_EFFECTS"])
 WORK_S = float(os.environ.get("SHOP_WORK_S", "0"))
-LEASE = os.environ.get("SHOP_LEASE", "1s")
 
 
 def _order(number: str) -> None:
@@ -37,8 +36,6 @@ async def order(request: Request) -> JSONResponse:
 def application() -> Any:
     """Made in each process of the server."""
     app = Starlette(routes=[Route("/orders", order, methods=["POST"])])
-    if "SHOP_LEDGER" not in os.environ:
-        return app
     policy = Policy(on_in_doubt=os.environ.get("SHOP_IN_DOUBT", "retry"))  # type: ignore[arg-type]
     ledger = open_ledger(os.environ["SHOP_LEDGER"])
-    return IdempotencyKey(app, ledger, consumer="shop", lease=LEASE, policy=policy)
+    return IdempotencyKey(app, ledger, consumer="shop", lease="1s", policy=policy)

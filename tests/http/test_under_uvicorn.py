@@ -19,7 +19,6 @@ from tests.turns import in_turn
 from oncely.ledger import open_ledger
 
 ROOT = Path(__file__).parents[2]
-AT_ONCE = 100
 REQUESTS = int(os.environ.get("ONCELY_TEST_HTTP_REQUESTS", "150"))
 """10,000 in `make http-kills`."""
 ORDERS_BETWEEN_KILLS = 40
@@ -94,32 +93,6 @@ def open_shop(folder: Path, url: str, **environment: str) -> Iterator[Shop]:
         shop.close()
 
 
-async def ordered(client: httpx.AsyncClient, url: str, number: int) -> httpx.Response:
-    """The answer to one order."""
-    headers = {"Idempotency-Key": f'"order-{number}"'}
-    return await client.post(url, json={"number": f"o{number}"}, headers=headers)
-
-
-def test_many_at_once(tmp_path: Path, postgresql_url: str) -> None:
-    """Of many requests with one key one runs; all others are told to come back, or are given
-    its answer.
-    """
-
-    async def all_at_once(url: str) -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=LIMIT_S) as client:
-            return await asyncio.gather(*(ordered(client, url, 1) for _ in range(AT_ONCE)))
-
-    with open_shop(tmp_path, postgresql_url, SHOP_WORK_S="0.2", SHOP_LEASE="60s") as shop:
-        answers = asyncio.run(all_at_once(shop.url))
-        assert shop.ordered() == {"o1": 1}
-    done = [answer for answer in answers if answer.status_code == 201]
-    assert [answer.headers.get("idempotency-replayed") for answer in done].count(None) == 1
-    assert len({answer.content for answer in done}) == 1
-    for answer in answers:
-        if answer not in done:
-            assert (answer.status_code, answer.headers["retry-after"]) == (409, "1")
-
-
 @pytest.mark.parametrize("in_doubt", in_turn("servers killed", ["hold", "retry"]))
 def test_workers_are_killed(tmp_path: Path, postgresql_url: str, in_doubt: str) -> None:
     """While processes of the server are killed, clients repeat what is not answered. Under `retry`
@@ -163,9 +136,10 @@ async def _order_all(shop: Shop) -> Sequence[httpx.Response]:
 
 
 async def _until_answered(client: httpx.AsyncClient, url: str, number: int) -> httpx.Response:
+    headers = {"Idempotency-Key": f'"order-{number}"'}
     while True:
         with suppress(httpx.TransportError):
-            answer = await ordered(client, url, number)
+            answer = await client.post(url, json={"number": f"o{number}"}, headers=headers)
             if "retry-after" not in answer.headers:
                 return answer
         await asyncio.sleep(0.1)

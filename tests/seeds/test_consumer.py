@@ -1,13 +1,11 @@
 """The hand-written consumer's flows, on RabbitMQ and PostgreSQL: what it promises, oncely keeps."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
 
-from oncely import Consumer, Message, Policy, open_ledger, open_transport
+from oncely import Consumer, Message, open_ledger, open_transport
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.transports.transport import Transport
@@ -102,33 +100,3 @@ def _publish_events(url: str, events: list[tuple[str, str]]) -> None:
         for message_id, type_ in events:
             properties = pika.BasicProperties(message_id=message_id, type=type_)
             channel.basic_publish("oncely", type_, b"{}", properties)
-
-
-def test_transactional_effects(
-    consumer: Consumer, ledger: Ledger, transport: Transport, postgresql_ledger_url: str
-) -> None:
-    """What handlers write is stored with their claims, once; what fails leaves nothing."""
-    engine = _engine(postgresql_ledger_url)
-    failures = Counter({"sms-3": 1, "sms-7": 99})
-
-    def send(message: Message, connection: Connection) -> None:
-        connection.execute(text("INSERT INTO sent VALUES (:id)"), {"id": message.id})
-        if failures[message.id]:
-            failures[message.id] -= 1
-            raise ConnectionError("no line")
-
-    transport.publish(QUEUE, [sms(n % 10) for n in range(30)])
-    consumer.idempotent(ledger, NAME, policy=Policy(tries=2, backoff="50ms"))
-    report = consumer.transactional(engine).consume(send, drain=True)
-    with engine.begin() as connection:
-        rows = connection.execute(text("SELECT id FROM sent")).scalars().all()
-    assert sorted(rows) == [f"sms-{n}" for n in range(10) if n != 7]
-    assert (report.handled, report.failed) == (9, 1)
-    engine.dispose()
-
-
-def _engine(url: str) -> Engine:
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE sent (id text)"))
-    return engine

@@ -13,16 +13,14 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from tests.conditions import LIMIT_S
-from tests.records import granted
 from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import BusyError, MessageError, MismatchError
 from oncely.core.message import Message
-from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
-from oncely.testing import ManualClock, at_once
+from oncely.testing import at_once
 
 _QUEUE = "orders"
 _KEY = Key(_QUEUE, "1")
@@ -228,20 +226,6 @@ def test_an_error_stores_nothing(ledger: Ledger, handler: Handler) -> None:
         assert ledger.counts() == {}
     with message_context("1", _QUEUE):
         assert on_order("pens") == "receipt for pens"
-
-
-def test_a_crash_leaves_it_in_doubt(
-    ledger: Ledger, another_ledger: OpenLedger, handler: Handler, clock: ManualClock
-) -> None:
-    """A worker that died in the function: busy while its lease lives, then the policy decides."""
-    granted(another_ledger().claim(_KEY, "60s"))
-    on_order = idempotent_consumer(ledger, policy=Policy(on_in_doubt="retry"))(handler.on_order)
-    with message_context("1", _QUEUE):
-        with pytest.raises(BusyError):
-            on_order("pens")
-        clock.advance(61)
-        on_order("pens")
-    assert handler.orders == ["pens"]
 
 
 # ---- In the caller's transaction ---------------------------------------------------------------

@@ -83,16 +83,6 @@ def test_a_retry_after_a_failure_is_skipped(
     assert record.metadata == {"to": "+49", "error": "the broker is away"}
 
 
-def test_many_deliveries_at_once(
-    repository: ProcessedMessageRepository, other: ProcessedMessageRepository, ledger: Ledger
-) -> None:
-    """Of any number of deliveries at the same moment exactly one sends."""
-    sent: list[str] = []
-    repositories = (repository, other)
-    at_once(8, lambda number: deliver(repositories[number % 2], lambda: sent.append("SMS")))
-    assert sent == ["SMS"]
-
-
 # ---- The calls ---------------------------------------------------------------------------------
 
 
@@ -311,14 +301,14 @@ def test_all_is_stored_together_or_nothing(ledger: Ledger, engine: Engine, commi
 
 def test_a_failure_in_a_transaction_raises(ledger: Ledger, engine: Engine) -> None:
     """There a mark that failed undoes all: whoever is about to commit must know."""
+
+    def mark() -> None:
+        with engine.connect() as connection, ledger.transaction(connection) as inbox:
+            connection.execute(text("DROP TABLE processed_messages"))
+            ProcessedMessageRepository(inbox).mark_sent(_ID, _PROVIDER)
+
     with pytest.raises(StoreError):
-        _mark_without_table(ledger, engine)
-
-
-def _mark_without_table(ledger: Ledger, engine: Engine) -> None:
-    with engine.connect() as connection, ledger.transaction(connection) as inbox:
-        connection.execute(text("DROP TABLE processed_messages"))
-        ProcessedMessageRepository(inbox).mark_sent(_ID, _PROVIDER)
+        mark()
 
 
 def _found(ledger: Ledger) -> Record:

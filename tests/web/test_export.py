@@ -101,9 +101,3 @@ def test_a_group_among_more_than_are_looked_at(
 def form(reader: Reader) -> dict[str, Any]:
     """What the form of the groups carries besides."""
     return {"csrf": forms(reader.get("/failed"))["/letters/confirm"]["csrf"]}
-
-
-def test_how_many_at_a_time(failing: Trouble) -> None:
-    """What takes all, takes at most a thousand, and says so."""
-    page = Reader(dashboard(failing.ledger, auth=as_user())).get("/failed")
-    assert "all, ticked or not (1,000 at a time)" in page

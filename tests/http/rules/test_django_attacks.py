@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 from tests.conditions import wait_until_async
 from tests.http.drivers import (
     Reply,
@@ -27,8 +29,6 @@ DjangoSite = Callable[..., Site]
 
 def async_client(view: Callable[..., Any], oncely: dict[str, Any], **settings: Any) -> Site:
     """What brings requests to a view of Django, as an ASGI server does."""
-    from django.core.handlers.asgi import ASGIHandler
-
     settings.setdefault("ONCELY", oncely)
     with django_settings(view, **settings):
         handler = ASGIHandler()
@@ -56,8 +56,6 @@ def states(ledger: Ledger) -> list[State]:
 
 def test_an_answer_is_replayed(site: DjangoSite) -> None:
     """Whichever server Django runs under, and its view sees the key."""
-    from django.http import JsonResponse
-
     keys = []
 
     def view(request: Any) -> Any:
@@ -81,7 +79,6 @@ def test_a_view_that_returns_nothing_has_failed(site: DjangoSite, ledger: Ledger
 
 def test_a_form_can_be_read(site: DjangoSite) -> None:
     """Its body was read for the fingerprint before."""
-    from django.http import HttpResponse
 
     def view(request: Any) -> Any:
         return HttpResponse(request.POST["amount"])
@@ -96,7 +93,6 @@ def test_a_large_upload_is_handled(site: DjangoSite) -> None:
     """Django limits what it holds in memory, and not a form's files: nor do keys limit them. What
     is too large for the view is the view's to say.
     """
-    from django.http import HttpResponse
 
     def view(request: Any) -> Any:
         return HttpResponse(request.FILES["file"].read() if request.FILES else request.body)
@@ -134,7 +130,6 @@ def test_a_body_that_was_read_before_is_a_mistake(
     ledger: Ledger, chain: Callable[[Any], list[str]]
 ) -> None:
     """Nothing would tell two requests apart."""
-    from django.http import HttpResponse
 
     def reading(get_response: Any) -> Any:
         return lambda request: get_response(request) if request.read() else None
@@ -154,8 +149,6 @@ def test_a_body_can_be_read_after_the_answer(
     site: DjangoSite, chain: Callable[[Any], list[str]]
 ) -> None:
     """By a middleware around this one, whether the view has read it or not."""
-    from django.http import HttpResponse
-
     seen: list[bytes] = []
 
     def noting(get_response: Any) -> Any:
@@ -173,7 +166,6 @@ def test_a_body_can_be_read_after_the_answer(
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse")
 def test_a_stream_is_not_kept(site: DjangoSite, ledger: Ledger) -> None:
     """It passes as it comes, and its request is done when it has."""
-    from django.http import StreamingHttpResponse
 
     def view(request: Any) -> Any:
         return StreamingHttpResponse(pieces())
@@ -207,8 +199,6 @@ def test_a_stream_passes_or_breaks_off(
     site: DjangoSite, ledger: Ledger, pieces: Callable[..., Any]
 ) -> None:
     """Where it breaks off the server sees the error: the client is not told that it is whole."""
-    from django.http import StreamingHttpResponse
-
     assert site(lambda _: StreamingHttpResponse(pieces(b"a", b"b")))('"whole"').body == b"ab"
     asked = site(
         lambda _: StreamingHttpResponse(pieces(b"a", error=ValueError("broken"))),
@@ -221,9 +211,6 @@ def test_a_stream_passes_or_breaks_off(
 
 def test_django_inside_an_asgi_middleware(ledger: Ledger) -> None:
     """IdempotencyKey around Django's own application does what the middleware in it does."""
-    from django.core.handlers.asgi import ASGIHandler
-    from django.http import HttpResponse
-
     calls = []
 
     def view(request: Any) -> Any:
@@ -242,9 +229,6 @@ def test_django_inside_an_asgi_middleware(ledger: Ledger) -> None:
 
 def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
     """Under ASGI Django stops a request whose client has gone; here it is done all the same."""
-    from django.core.handlers.asgi import ASGIHandler
-    from django.http import HttpResponse
-
     at: dict[str, Any] = {}
 
     async def view(request: Any) -> Any:

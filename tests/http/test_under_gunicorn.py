@@ -1,4 +1,4 @@
-"""Idempotency keys under gunicorn, with Flask, and under Django's runserver."""
+"""Idempotency keys and webhooks under gunicorn, with Flask, in processes that are forked."""
 
 import hashlib
 import hmac
@@ -6,27 +6,22 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import pytest
 from tests.conditions import LIMIT_S, wait_until
 
 from oncely.ledger import open_ledger
 
 ROOT = Path(__file__).parents[2]
-_GUNICORN = "gunicorn --workers 2 --threads 4 --preload --bind 127.0.0.1:{port}"
-SERVERS = {
-    "gunicorn": [*_GUNICORN.split(), "tests.http.flask_shop"],
-    "runserver": ["tests.http.django_shop", "runserver", "--noreload", "{port}"],
-}
+COMMAND = "gunicorn --workers 2 --threads 4 --preload tests.http.flask_shop --bind"
 
 
 @contextmanager
-def served(command: Sequence[str], folder: Path) -> Iterator[str]:
+def served(folder: Path) -> Iterator[str]:
     """The URL of a server that answers; it is stopped in the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -38,11 +33,9 @@ def served(command: Sequence[str], folder: Path) -> Iterator[str]:
     ledger.close()
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     own = {"SHOP_EFFECTS": str(folder / "effects"), "SHOP_LEDGER": store, "PYTHONPATH": paths}
-    parts = [part.format(port=port) for part in command]
+    command = [sys.executable, "-m", *COMMAND.split(), f"127.0.0.1:{port}"]
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", *parts], env=os.environ | own, stdout=log, stderr=log
-        )
+        server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until(lambda: _answers(url), (folder / "log").read_text)
@@ -60,12 +53,11 @@ def _answers(url: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", SERVERS)
-def test_under_a_server(tmp_path: Path, name: str) -> None:
+def test_under_gunicorn(tmp_path: Path) -> None:
     """Of many equal requests one is made, and all others are told to come back, or given its
     answer. Any framework takes deliveries by a webhook's function, also in forked processes.
     """
-    with served(SERVERS[name], tmp_path) as url, httpx.Client(timeout=LIMIT_S) as client:
+    with served(tmp_path) as url, httpx.Client(timeout=LIMIT_S) as client:
 
         def post(_: int) -> httpx.Response:
             headers = {"Idempotency-Key": '"k1"'}
