@@ -100,8 +100,6 @@ def ran_here(*arguments: str) -> Ran:
 
 
 class Got(NamedTuple):
-    """An answer."""
-
     status: int
     text: str
 
@@ -129,7 +127,6 @@ class Project:
 
     @property
     def file(self) -> Path:
-        """The pipeline file."""
         return self.folder / "pipeline.toml"
 
     def save(self) -> Path:
@@ -157,7 +154,6 @@ class Project:
         return expected
 
     def effects(self) -> Counter[str]:
-        """How many effects each message had."""
         log = self.folder / "effects.jsonl"
         lines = log.read_text().splitlines() if log.exists() else []
         return Counter(json.loads(line)["id"] for line in lines)
@@ -170,9 +166,7 @@ class Project:
             connection.execute(failed)
 
     def start(self, *arguments: str, **env: str) -> Run:
-        """Start the command on the pipeline file, in a process group of its own, which is killed
-        at the end of the test.
-        """
+        """Start the command, in a process group that the end of the test kills."""
         run = Run(
             [sys.executable, "-m", "oncely", "pipeline", "run", str(self.save()), *arguments],
             stdout=subprocess.PIPE,
@@ -193,6 +187,11 @@ class Project:
         report: dict[str, Any] = json.loads(ran.out)
         assert report["received"] == self.settled(report)
         return report
+
+    def outcome(self, *arguments: str) -> tuple[int, str]:
+        """Run it, on the Spark that there is; its exit code, and what it said on stderr."""
+        ran = ran_here("pipeline", "run", str(self.save()), *arguments)
+        return ran.code, ran.err
 
     @staticmethod
     def settled(report: dict[str, Any]) -> int:
@@ -216,29 +215,14 @@ def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Project]
 
 
 Command = Callable[..., Ran]
-Main = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
 def command() -> Command:
-    """Run the command in this process."""
     return ran_here
 
 
-@pytest.fixture
-def main(command: Command) -> Main:
-    """Run the command in this process; return its exit code and what it said on stderr."""
-
-    def run(*arguments: str) -> tuple[int, str]:
-        ran = command(*arguments)
-        return ran.code, ran.err
-
-    return run
-
-
 class Keyboard(StringIO):
-    """Somebody who answers, at a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -293,11 +277,9 @@ class OnFile:
         self.ledger.fail(granted(self.ledger.claim(Key(consumer, message_id))), error, final)
 
     def complete(self, consumer: str, message_id: str, result: Any = None) -> None:
-        """A record that is completed."""
         self.ledger.complete(granted(self.ledger.claim(Key(consumer, message_id))), result)
 
     def claim(self, consumer: str, message_id: str) -> None:
-        """A record in processing."""
         granted(self.ledger.claim(Key(consumer, message_id)))
 
     def age(self, seconds: float) -> None:

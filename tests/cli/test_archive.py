@@ -2,16 +2,13 @@
 
 import json
 import os
-import shutil
 import signal
-import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import Command, InProcess, OnFile, Project, with_real_input
+from tests.cli.conftest import Command, InProcess, OnFile, Project
 
 from oncely import State, ops
 from oncely.spark.pipeline.config import read_config
@@ -111,27 +108,3 @@ def test_a_pipeline_names_it(project: Project) -> None:
     project.tables["pipeline"]["archive"] = "archive"
     (project.folder / "archive").mkdir()
     assert read_config(project.save()).archive == str(project.folder / "archive")
-
-
-@with_real_input
-@pytest.mark.timeout(1_800)
-def test_real_input(project: Project, in_process: InProcess) -> None:
-    """Real deliveries are handled, archived, and read again: each is known from the archive."""
-    expected = project.read_real_input()
-    project.tables["message"]["time"] = "timestamp'2026-03-01'"
-    assert project.run()["handled"] == expected["unique"]
-    at = OnFile(project.folder / "out" / "ledger.db")
-    at.age(time.time() - datetime(2026, 3, 2, tzinfo=UTC).timestamp())
-    archive = project.folder / "archive"
-    ran = in_process("archive", "--ledger", at.url, "--to", str(archive), "--json")
-    assert json.loads(ran.stdout)["total"]["archived"] == expected["unique"]
-    assert not list(at.ledger.scan())
-    shutil.rmtree(project.folder / "out" / "checkpoint")
-    project.tables["pipeline"]["archive"] = "archive"
-    report = project.run()
-    assert report["handled"] == 0
-    copies = expected["unique"] + expected["duplicates"]
-    assert report["duplicates"] == {"input": 0, "ledger": copies}
-    assert report["quarantined"] == expected["broken"]
-    assert set(project.effects().values()) == {1}
-    assert not list(at.ledger.scan())

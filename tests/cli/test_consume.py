@@ -59,10 +59,6 @@ def handle(message):
         case "wait":
             while not (FOLDER / "go").exists():
                 time.sleep(0.01)
-        case "outlive":
-            parent = os.getppid()
-            while os.getppid() == parent:
-                time.sleep(0.01)
         case "kill" if not (FOLDER / "killed").exists():
             (FOLDER / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -83,8 +79,6 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 class Shop:
-    """A folder with a consumer, its queue and its ledger."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "shop.py").write_text(SHOP)
@@ -93,7 +87,6 @@ class Shop:
         self.transport = open_transport(f"sqlite:///{folder}/queue.db")
 
     def publish(self, *ids: str, type_: str = "") -> None:
-        """Messages for the consumer."""
         self.transport.publish("orders", [Message(id_, type=type_) for id_ in ids])
 
     def log(self, what: str) -> Counter[str]:
@@ -102,7 +95,6 @@ class Shop:
 
     @property
     def pids(self) -> set[int]:
-        """The processes in which handlers ran."""
         return {line["pid"] for line in self.lines}
 
     @property
@@ -111,7 +103,6 @@ class Shop:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def completed(self) -> int:
-        """How many messages are done with."""
         return self.ledger.counts().get(("shop", State.COMPLETED), 0)
 
     def go(self) -> None:
@@ -278,26 +269,6 @@ def test_a_killed_worker_is_replaced(
     assert shop.log("begun")["deadly"] >= 2
     assert set(shop.log("done")) == {"deadly", *map(str, range(20))}
     assert shop.completed() == 21
-
-
-def test_no_orphans(shop: Shop, start: Start) -> None:
-    """Workers whose supervisor is killed end, and what runs in them has its grace time."""
-    shop.publish("a", type_="outlive")
-    process = start("--workers", "2")
-    wait_until(lambda: bool(shop.log("begun")))
-    process.kill()
-    # Both have it open; read to its end means that they have gone.
-    assert process.communicate(timeout=60)[0] == ""
-    assert shop.log("done") == {"a": 1}
-    assert shop.completed() == 1
-
-
-def test_a_mistake_of_all_workers(shop: Shop, in_process: InProcess) -> None:
-    """What only shows in a worker is told once, and ends them all."""
-    ran = in_process("consume", "shop:unhandled", "--workers", "2")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr.splitlines()[-1].startswith("oncely: consume: nothing handles the messages")
-    assert "Traceback" not in ran.stderr
 
 
 # ---- Mistakes ----------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ def aged(at: OnFile, seconds: float) -> None:
 
 
 def cells(out: str) -> list[list[str]]:
-    """The cells of a table: what stands two blanks or more apart."""
     lines = [line for line in out.splitlines() if line.strip() and "─" not in line]
     return [[part.strip() for part in line.split("  ") if part.strip()] for line in lines]
 

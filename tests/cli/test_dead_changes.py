@@ -3,19 +3,17 @@
 import io
 import json
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Answer, Command, OnFile, Shop
 
-from oncely import Key, Message, open_ledger
+from oncely import Key, Message
 
 ORDER = Message("order-17", b'{"to": "ana"}', "order.placed", {"trace": "1", "by": "web"})
 
 
 def left(shop: Shop) -> list[int]:
-    """The numbers of the dead letters that are still there."""
     return [letter.id for letter in shop.ledger.dead()]
 
 
@@ -164,31 +162,6 @@ def test_no_editor(shop: Shop, command: Command) -> None:
     ran = command("dead", "edit", str(one))
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert "not a terminal, so no editor can be opened; add --body FILE" in ran.err
-
-
-def test_on_postgresql(postgresql_url: str, command: Command) -> None:
-    """Retried and edited as elsewhere."""
-    with closing(open_ledger(postgresql_url)) as ledger:
-        ledger.migrate()
-        shop = Shop(ledger)
-        one, two, three = shop.fail(ORDER, Message("b", b"\xff"), Message(""))
-        where = ["--ledger", postgresql_url]
-        found = json.loads(command("dead", "list", "--json", *where).out)["dead_letters"]
-        assert [letter["id"] for letter in found] == [one, two, three]
-        assert found[0]["last_seen"] == pytest.approx(ledger.now(), abs=60)
-        assert "no such customer" in command("dead", "show", str(one), *where).out
-        ran = command("dead", "edit", str(one), "--header", "trace=2", *where, "--by", "ann")
-        assert ran == (0, "retried: 1\n", "")
-        assert command("dead", "edit", str(three), "--id", "c", *where).code == 0
-        assert command("dead", "retry", str(two), *where).out == "retried: 1\n"
-        edited = Message("order-17", ORDER.body, ORDER.type, {"trace": "2", "by": "web"})
-        assert sorted(shop.handled(), key=lambda message: message.id) == [
-            Message("b", b"\xff"),
-            Message("c"),
-            edited,
-        ]
-        assert notes(shop, "order-17")["by"] == "ann"
-        assert left(shop) == []
 
 
 # ---- discard -----------------------------------------------------------------------------------

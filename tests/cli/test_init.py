@@ -50,7 +50,6 @@ class Written:
         return ["sh", "-ec", self.at_port("\n".join(lines))]
 
     def typed(self, lines: Sequence[str]) -> str:
-        """What these lines print."""
         ran = subprocess.run(
             self.script(lines),
             env=surroundings(),
@@ -80,7 +79,6 @@ class Written:
             server.wait(LIMIT_S)
 
     def answers(self) -> bool:
-        """Whether somebody listens."""
         try:
             urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
         except URLError as error:
@@ -137,7 +135,6 @@ def check_queue(written: Written) -> None:
 
 
 def trimmed(out: str) -> str:
-    """Without blanks at the ends of lines."""
     return "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
 
 
@@ -291,38 +288,22 @@ def test_stores_that_fit(command: Command, answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "init: not a terminal: add --delivery function, queue, rabbitmq, http, webhook or"),
-        (["--store", "mysql"], "init: not a terminal: add --delivery "),
-        (
-            ["--delivery", "queue", "--store", "redis"],
-            "init: Redis keeps no queues, which --delivery queue needs; take --store sqlite, ",
-        ),
-        (
-            ["--delivery", "smoke"],
-            "invalid value for '--delivery': 'smoke' is not one of 'function'",
-        ),
-        (
-            ["--delivery", "function"],
-            "init: already there: app.py; name another folder, or add --force to overwrite",
-        ),
-        (
-            ["app.py", "--delivery", "function", "--force"],
-            "init: 'app.py' cannot be written: File exists; name another folder",
-        ),
+        ("", "init: not a terminal: add --delivery function, queue, rabbitmq, http, webhook or"),
+        ("--store mysql", "init: not a terminal: add --delivery "),
+        ("--delivery queue --store redis", "init: Redis keeps no queues, which --delivery queue"),
+        ("--delivery smoke", "invalid value for '--delivery': 'smoke' is not one of 'function'"),
+        ("--delivery function", "init: already there: app.py; name another folder, or add --force"),
+        ("app.py --delivery function --force", "init: 'app.py' cannot be written: File exists;"),
     ],
 )
 def test_mistakes(
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    words: list[str],
-    said: str,
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, said: str
 ) -> None:
     """One line, and nothing is written, not even beside what is there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     (tmp_path / "app.py").write_text("mine")
-    code, out, err = command("init", *words)
+    code, out, err = command("init", *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"oncely: {said}")
     assert [file.name for file in tmp_path.iterdir()] == ["app.py"]

@@ -16,19 +16,16 @@ from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import _Monitor, monitored
 from oncely.cli.options import Running
 from oncely.consuming import loop
-from oncely.consuming.health import BrokerOutage, Health, Pulse
+from oncely.consuming.health import Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Backlog
-from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
 
 
 class AwayLedger(Ledger):
-    """Cannot be reached."""
-
     def now(self) -> float:
         raise StoreUnavailable("db:5432: no route; password=geheim")
 
@@ -77,13 +74,6 @@ def ask(caplog: pytest.LogCaptureFixture) -> Ask:
 
 
 FINE = Health(0.1, None)
-
-
-def test_all_is_well(ask: Ask) -> None:
-    """Both probes answer 200."""
-    ledger = Ledger(MemoryStore())
-    for path in ("/live", "/ready"):
-        assert ask(path, {"": FINE}, ledger).status == 200
 
 
 def test_a_loop_that_stands_still(ask: Ask) -> None:
@@ -155,39 +145,11 @@ def test_scrapes_of_a_ledger_that_is_away(
     assert events_in(caplog) == ["gauges_failed", "gauges_recovered"]
 
 
-def test_the_pulse_of_a_loop() -> None:
-    """It stands still from its last beat on; beats of its own thread count."""
-    clock = ManualClock()
-    first: list[str] = []
-    pulse = Pulse(lambda: first.append("moves"), clock=clock)
-    clock.advance(61)
-    assert not pulse.health().is_live
-    pulse.beat()
-    pulse.beat()
-    assert pulse.health().is_live
-    assert first == ["moves"]
-
-
-def test_the_broker_of_a_loop() -> None:
-    """Ready when its broker has answered, and no more when that is away."""
-    pulse = Pulse()
-    assert pulse.health().unready == "the broker has not been reached yet"
-    broker = BrokerOutage("orders", pulse)
-    broker.over()
-    assert pulse.health().unready is None
-    broker.met(TransportError("amqp://u:geheim@h: refused"))
-    assert pulse.health().unready == (
-        "the broker cannot be reached: TransportError: amqp://u:***@h: refused"
-    )
-
-
 @pytest.mark.parametrize("received", [0, 1])
 def test_a_consumer_whose_broker_is_lost(
     received: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It waits for its broker, whether or not that has delivered before, and is not ready until
-    the broker is back: then it goes on.
-    """
+    """It waits for its broker, is not ready until that is back, and then goes on."""
     monkeypatch.setattr(loop, "_AWAY_S", 0.001)
     transport = LostTransport(received)
     transport.publish("orders", [Message("1"), Message("2")])
@@ -205,8 +167,6 @@ def test_a_consumer_whose_broker_is_lost(
 
 
 class Beats(Pulse):
-    """Counts them."""
-
     count = 0
 
     def beat(self) -> None:

@@ -465,8 +465,8 @@ def test_odd_ids_can_be_named(at: OnFile, command: Command, message_id: str) -> 
 # ---- reset and forget --------------------------------------------------------------------------
 
 
-def test_reset(filled: OnFile, command: Command) -> None:
-    """What failed for good runs again, and the record tells who allowed it and why."""
+def test_reset(filled: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed for good runs again, and the record tells who allowed it, and why."""
     ran = command("reset", "order-1", "--consumer", "sms", "--by", "ann", "--why", "new number")
     assert ran == (0, "reset 'order-1' (sms) by ann: new number\n", "")
     record = filled.ledger.find(Key("sms", "order-1"))
@@ -474,10 +474,6 @@ def test_reset(filled: OnFile, command: Command) -> None:
     assert record.metadata is not None
     assert record.metadata["reset"].items() >= {"by": "ann", "why": "new number"}.items()
     assert isinstance(filled.ledger.claim(record.key), Granted)
-
-
-def test_who_resets(filled: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the login name unless another is given."""
     monkeypatch.setenv("LOGNAME", "bob")
     assert json.loads(command("reset", "order-2", "--json").out) == {
         "reset": [{"consumer": "billing", "message_id": "order-2"}],
@@ -698,14 +694,10 @@ def test_migrate_as_sql_of_a_table_of_another_name(at: OnFile, command: Command)
 
 
 def test_check(at: OnFile, command: Command) -> None:
-    """Where nothing is wrong that is said, and the exit code is 0."""
+    """Each problem is a sentence, and the exit code is 1; where there is none that is said."""
     assert command("check") == (0, "no problems\n", "")
     settings = ("--replay-window", "14d", "--lease", "30m", "--broker-timeout", "30m")
     assert json.loads(command("check", "--json", *settings).out) == {"problems": []}
-
-
-def test_check_finds_problems(at: OnFile, command: Command) -> None:
-    """Each is a sentence, and the exit code is 1."""
     settings = ("--replay-window", "14d", "--retention", "7d", "--broker-timeout", "30m")
     code, out, err = command("check", *settings)
     assert (code, err) == (1, "")

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tests.cli.conftest import Command, OnFile
 
 from oncely import Key, Message, State, ops
@@ -53,31 +54,24 @@ def test_send_again(sending: OnFile, command: Command) -> None:
     assert (entry.by, entry.changed, entry.refused, entry.why) == ("ann", 1, 1, "split")
 
 
-def test_discard(sending: OnFile, command: Command) -> None:
-    """What is discarded is not sent; where it was the last, its message is completed."""
+@pytest.mark.parametrize("is_last", [False, True])
+def test_discard(sending: OnFile, command: Command, is_last: bool) -> None:
+    """What is discarded is not sent; once the others are sent, its message is completed."""
     ledger, key = sending.ledger, Key("shop", "order-9")
     [refused] = ops.unsent_messages(ledger, is_refused=True).messages
-    assert command("outbox", "discard", str(refused.number)).code == 0
-    record = ledger.find(key)
-    assert record is not None
-    assert record.state is State.HANDLED
-    [waits] = ledger.mailbox.take(1, "1s")
-    ledger.mailbox.sent([waits])
-    record = ledger.find(key)
-    assert record is not None
-    assert record.state is State.COMPLETED
 
+    def discard() -> None:
+        assert command("outbox", "discard", str(refused.number)).code == 0
 
-def test_discard_of_the_last(sending: OnFile, command: Command) -> None:
-    """Where the others are sent already, discarding the last completes their message."""
-    ledger = sending.ledger
-    [waits] = ledger.mailbox.take(1, "1s")
-    ledger.mailbox.sent([waits])
-    [refused] = ops.unsent_messages(ledger, is_refused=True).messages
-    assert command("outbox", "discard", str(refused.number), "--json").code == 0
-    record = ledger.find(Key("shop", "order-9"))
-    assert record is not None
-    assert record.state is State.COMPLETED
+    def send() -> None:
+        ledger.mailbox.sent(ledger.mailbox.take(1, "1s"))
+
+    states = []
+    for step in (send, discard) if is_last else (discard, send):
+        step()
+        record = ledger.find(key)
+        states.append(record and record.state)
+    assert states == [State.HANDLED, State.COMPLETED]
     assert [entry.action for entry in ops.audit(ledger)] == ["unsent_discarded"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import Command, Main, Project
+from tests.cli.conftest import Command, Project
 from tests.servers import free_port
 from tests.spark.payments import Place
 
@@ -20,7 +20,6 @@ _DEADLINE_S = 30.0
 
 
 def keep_secret(project: Project, **urls: str) -> None:
-    """Let the pipeline read URLs from files beside its own."""
     for name, url in urls.items():
         (project.folder / f"{name}.url").write_text(url)
         project.tables["pipeline"][name] = f"file:{name}.url"
@@ -39,9 +38,7 @@ def received(transport: Transport, count: int) -> list[str]:
 
 @pytest.mark.timeout(900)
 def test_rows_are_in_their_table_once(project: Project, postgresql_url: str) -> None:
-    """Mode `rows`: each row that can be one, by the expressions of the file, with its record; run
-    again without a checkpoint, only what is new.
-    """
+    """Each row by the expressions of the file, with its record; run again, only what is new."""
     place = Place(postgresql_url, project.folder)
     keep_secret(project, ledger=postgresql_url)
     del project.tables["pipeline"]["handler"]
@@ -65,8 +62,7 @@ def test_rows_are_in_their_table_once(project: Project, postgresql_url: str) -> 
     assert (second["handled"], second["duplicates"]) == (1, {"input": 0, "ledger": 301})
     assert place.rows() == sorted((f"m{n}", "ANN", (n + 1) * 10, None) for n in range(301))
     assert place.ledger.counts()["tests", State.COMPLETED] == 301
-    place.ledger.close()
-    place.engine.dispose()
+    place.close()
 
 
 BOOKING = """
@@ -82,9 +78,7 @@ def book(messages, batch_key):
 
 
 def test_a_batch_handler(project: Project) -> None:
-    """It gets what is new, in the columns of a message; a batch that has failed is taken up by the
-    next run, also where that has no input.
-    """
+    """It gets what is new; the next run takes up a batch that has failed, also without input."""
     del project.tables["pipeline"]["handler"]
     project.tables["pipeline"] |= {"handler_batch": "booking:book", "staging": "out/staging"}
     project.tables["policy"] = {"backoff": "1ms"}
@@ -121,9 +115,7 @@ def write_rows(project: Project, table: str, columns: dict[str, str]) -> Path:
 
 
 def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
-    """One task writes them, in their order, however many there are; and no more than `writers`
-    tasks are at work, whatever `partitions` says.
-    """
+    """One task writes them, in their order; no more than `writers` tasks are at work."""
     file = write_rows(project, "payments", {"account": "who", "amount": "cents"})
     project.tables["pipeline"] |= {"upsert": ["account"], "partitions": 6, "writers": 3}
     rows = [{"id": f"m{n:03}", "who": f"a{n % 3}", "cents": n} for n in range(600)]
@@ -147,12 +139,12 @@ def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
     ],
 )
 def test_what_the_database_alone_can_tell_is_a_mistake_too(
-    project: Project, main: Main, table: str, columns: dict[str, str], said: str
+    project: Project, table: str, columns: dict[str, str], said: str
 ) -> None:
     """A table or a column that is not there: one line that names the file, and exit code 2."""
     write_rows(project, table, columns)
     (project.folder / "in" / "1.json").write_text('{"id": "m1", "who": "ann"}')
-    code, err = main("pipeline", "run", str(project.save()))
+    code, err = project.outcome()
     assert code == 2
     [told] = [line for line in err.splitlines() if line.startswith("oncely: ")]
     assert told.startswith(f"oncely: {project.file}: {said}")

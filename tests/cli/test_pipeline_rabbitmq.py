@@ -21,7 +21,6 @@ _POINTS = in_turn(
 
 
 def read_from_queue(project: Project, url: str) -> None:
-    """Let the pipeline read a queue."""
     (project.folder / "broker.url").write_text(url)
     project.tables["source"] = {"format": "oncely-rabbitmq"}
     del project.tables["message"]
@@ -34,16 +33,13 @@ def read_from_queue(project: Project, url: str) -> None:
 
 
 def publish(url: str, ids: Sequence[str]) -> None:
-    """Put messages into the queue."""
     with closing(open_transport(url)) as transport:
         transport.publish(_QUEUE, [Message(id_, b"{}") for id_ in ids])
 
 
 @pytest.mark.timeout(1_800)
 def test_killed_runs_lose_and_double_nothing(project: Project, rabbitmq_url: str) -> None:
-    """The source killed around an acknowledgement, and everything killed at work: each message has
-    one effect, or is in doubt where its handler was killed.
-    """
+    """Each message has one effect, or is in doubt where its handler was killed."""
     read_from_queue(project, rabbitmq_url)
     project.tables["policy"] = {"on_in_doubt": "hold", "lease": "2s", "tries": 1_000}
     ids = [f"m{n:05}" for n in range(KILLS * _PER_RUN)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import Command, Main, Project, Run, with_real_input
+from tests.cli.conftest import Command, Project, Run, with_real_input
 from tests.conditions import wait_until
 from tests.turns import in_turn
 
@@ -102,31 +102,20 @@ def test_failures_end_with_one(project: Project, command: Command) -> None:
     [
         ("message", "type", "no_such_column", "no_such_column"),
         ("source", "schema", "int", "is not a list of columns"),
+        ("pipeline", "checkpoint", "nowhere://bucket/c", 'No FileSystem for scheme "nowhere"'),
     ],
 )
 def test_what_only_spark_can_tell_names_its_key(
-    project: Project, main: Main, table: str, key: str, value: str, said: str
+    project: Project, table: str, key: str, value: str, said: str
 ) -> None:
-    """A wrong expression or schema is said in the same way as the rest."""
+    """A wrong expression, schema or checkpoint is said as the rest is, before any handler runs."""
     project.put("1.json", ["a"])
     project.tables[table][key] = value
-    code, err = main("pipeline", "run", str(project.save()))
+    code, err = project.outcome()
     assert code == 2
     assert f"oncely: {project.file}: [{table}] {key}: " in err
     assert said in err
     assert "Traceback" not in err
-
-
-@pytest.mark.usefixtures("spark")
-def test_a_checkpoint_that_spark_cannot_reach(project: Project, main: Main) -> None:
-    """Said before any handler runs, with the file and the key."""
-    project.tables["pipeline"]["checkpoint"] = "nowhere://bucket/checkpoint"
-    project.put("1.json", ["a"])
-    code, err = main("pipeline", "run", str(project.save()))
-    assert code == 2
-    wrong = "[pipeline] checkpoint: 'nowhere://bucket/checkpoint' cannot be used: "
-    assert f"oncely: {project.file}: {wrong}" in err
-    assert 'No FileSystem for scheme "nowhere"' in err
     assert not project.effects()
 
 
@@ -190,9 +179,7 @@ def test_a_stopped_run_leaves_no_claim(
 
 
 def test_a_backfill_into_a_new_ledger(project: Project) -> None:
-    """Messages of last year are handled, all of them: a ledger that has forgotten nothing refuses
-    none for its age. Once it has purged them, they are too old.
-    """
+    """A ledger that has forgotten nothing refuses none for its age; one that has, does."""
     ids = [f"m{n}" for n in range(50)]
     project.put("1.json", ids)
     project.tables["message"]["time"] = "timestamp'2020-03-01'"
@@ -234,11 +221,11 @@ def test_real_input(project: Project) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_source_that_spark_lacks(project: Project, main: Main) -> None:
+def test_a_source_that_spark_lacks(project: Project) -> None:
     """Spark's own words for it, and no stack."""
     project.tables["source"] = {"format": "kafka"}
     project.tables["message"] = {"id": "id"}
-    code, err = main("pipeline", "run", str(project.save()))
+    code, err = project.outcome()
     assert code == 2
     said = err.splitlines()[-1]
     assert said.startswith(f"oncely: {project.file}: [source]: [KAFKA_DATA_SOURCE_NOT_ENABLED] ")
@@ -248,32 +235,29 @@ def test_a_source_that_spark_lacks(project: Project, main: Main) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_traceback_is_printed_when_asked_for(project: Project, main: Main) -> None:
+def test_the_traceback_is_printed_when_asked_for(project: Project) -> None:
     """Without that, the line says how to ask; with it Python's and Java's come below the line."""
     project.put("1.json", ["a"])
     project.tables["message"]["id"] = "if(id = 'a', raise_error('no id here'), id)"
-    file = str(project.save())
-    code, err = main("pipeline", "run", file)
+    code, err = project.outcome()
     assert code == 1
     assert err.splitlines()[-1] == (
         "oncely: Spark gave up: [USER_RAISED_EXCEPTION] no id here"
         "; run with --verbose for the traceback"
     )
-    code, err = main("pipeline", "run", file, "--verbose")
+    code, err = project.outcome("--verbose")
     assert code == 1
     assert "oncely: Spark gave up: [USER_RAISED_EXCEPTION] no id here\n" in err
     assert "JVM stacktrace:\norg.apache.spark." in err
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_run_ends_where_too_many_fail(project: Project, main: Main) -> None:
-    """It says how many, the last error with the id of its message, and where to read more; below
-    that line is Python's traceback, where it was asked for.
-    """
+def test_a_run_ends_where_too_many_fail(project: Project) -> None:
+    """It says how many, the last error with its message, and where to read more."""
     project.put("1.json", ["a"])
     project.tables["pipeline"] |= {"handler": "handlers:fail", "max_failures": 0.5}
     project.tables["policy"] = {"tries": 1}
-    code, err = main("pipeline", "run", str(project.save()), "--verbose")
+    code, err = project.outcome("--verbose")
     assert code == 1
     said = (
         "oncely: 1 of 1 messages failed, more than the share that option max_failures=0.5 allows; "
@@ -284,7 +268,7 @@ def test_a_run_ends_where_too_many_fail(project: Project, main: Main) -> None:
     assert "Traceback (most recent call last):\n" in traceback
     assert "spark/format.py" in traceback
     # What has failed is known: the next run gets past it.
-    ran, err = main("pipeline", "run", str(project.file), "--json")
+    ran, err = project.outcome("--json")
     assert ran == 1
     assert "max_failures" not in err
 

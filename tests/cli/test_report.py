@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.cli.conftest import Command, Main, OnFile
+from tests.cli.conftest import Command, OnFile
 from tests.records import granted
 
 from oncely import Key, open_ledger
@@ -28,9 +28,7 @@ def test_written(filled: OnFile, command: Command, tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_file_stays(filled: OnFile, command: Command, tmp_path: Path) -> None:
-    """A pipe, as /dev/stdout is one, is refused and not replaced by a file; of a link to a file,
-    the file is replaced.
-    """
+    """A pipe is refused and not replaced; of a link to a file, the file is replaced."""
     pipe, link, file = (tmp_path / name for name in ("pipe", "link", "report.html"))
     os.mkfifo(pipe)
     ran = command("report", "--to", str(pipe))
@@ -86,7 +84,7 @@ def test_secret_of_the_ledger_is_not_in_it(
 
 
 def test_whole_or_not_at_all(
-    filled: OnFile, main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filled: OnFile, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the ledger goes away, an existing file stays as it was, and nothing is beside it."""
 
@@ -98,7 +96,7 @@ def test_whole_or_not_at_all(
     file = folder / "report.html"
     file.write_text("yesterday's")
     monkeypatch.setattr("oncely.web.contents.audit", away)
-    code, err = main("report", "--to", str(file))
+    code, _, err = command("report", "--to", str(file))
     assert code == 1
     assert "the database has gone" in err
     assert file.read_text() == "yesterday's"

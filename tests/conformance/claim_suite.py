@@ -16,7 +16,7 @@ from oncely.core.commands import (
 )
 from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State, birth_of
+from oncely.core.record import Claim, Key, Record, State, birth_of
 from oncely.engine.asking import to_claim
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.engine.request import new_token

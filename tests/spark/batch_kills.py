@@ -33,7 +33,6 @@ _RUN_OUT = (
 
 
 def ids(count: int) -> list[str]:
-    """Of so many messages."""
     return [f"m{number:05}" for number in range(count)]
 
 

@@ -28,7 +28,6 @@ def _folder() -> Path:
 
 
 def noted(batch_key: str, ids: list[str]) -> None:
-    """Note what a handler was given."""
     digest = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()
     with (_folder() / CALLS).open("a") as file:
         file.write(json.dumps([batch_key, len(ids), digest]) + "\n")
@@ -52,7 +51,6 @@ def to_table(messages: "DataFrame", batch_key: str) -> None:
 
 
 def asked_table(batch_key: str) -> str:
-    """A probe."""
     with psycopg.connect(os.environ[DATABASE]) as connection:
         found = connection.execute("SELECT 1 FROM batches WHERE key = %s", [batch_key]).fetchone()
     return "not_happened" if found is None else "happened"
@@ -68,7 +66,6 @@ def to_delta(messages: "DataFrame", batch_key: str) -> None:
 
 
 def asked_delta(batch_key: str) -> str:
-    """A probe."""
     if not DeltaTable.is_deltatable(str(_folder() / "delta")):
         return "not_happened"
     version = DeltaTable(str(_folder() / "delta")).transaction_version(batch_key)
@@ -76,7 +73,6 @@ def asked_delta(batch_key: str) -> str:
 
 
 def ids_in_parquet() -> list[str]:
-    """What is there."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(_folder() / "parquet", columns=["id"])
@@ -84,13 +80,11 @@ def ids_in_parquet() -> list[str]:
 
 
 def ids_in_table() -> list[str]:
-    """What is there."""
     with psycopg.connect(os.environ[DATABASE]) as connection:
         return [id_ for (id_,) in connection.execute("SELECT id FROM rows")]
 
 
 def ids_in_delta() -> list[str]:
-    """What is there."""
     table = DeltaTable(str(_folder() / "delta")).to_pyarrow_table(columns=["id"])
     return list(table.column("id").to_pylist())
 

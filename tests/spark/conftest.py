@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,13 +36,11 @@ class Effects:
         self.path = path
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every effect, in the order in which they happened."""
         if not self.path.exists():
             return []
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def per_message(self) -> Counter[str]:
-        """How many effects each message had."""
         return Counter(line["id"] for line in self.lines())
 
 
@@ -54,15 +52,15 @@ def effects(tmp_path: Path) -> Effects:
 
 @pytest.fixture
 def ledger_url(tmp_path: Path) -> str:
-    """The URL of a fresh ledger."""
     return f"sqlite:///{tmp_path}/ledger.db"
 
 
 @pytest.fixture
-def ledger(sqlite_ledger_url: str, ledger_url: str) -> Ledger:
+def ledger(sqlite_ledger_url: str, ledger_url: str) -> Iterator[Ledger]:
     """The ledger that the sink of a test writes to."""
     assert sqlite_ledger_url == ledger_url
-    return open_ledger(ledger_url)
+    with closing(open_ledger(ledger_url)) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -107,7 +105,6 @@ def write(tmp_path: Path, ledger: Ledger, ledger_url: str) -> Iterator[Write]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a command under test."""
     return {name: value for name, value in os.environ.items() if name != "ONCELY_LEDGER"} | more
 
 

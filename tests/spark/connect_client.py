@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 
 
 def main(remote: str, folder: Path) -> None:
-    """Use every front in turn."""
     spark = SparkSession.builder.remote(remote).getOrCreate()
     # What a server hands over on its own machine is out of a client's reach.
     tempfile.tempdir = "/nowhere"
@@ -46,13 +45,11 @@ def main(remote: str, folder: Path) -> None:
 
 
 def made_up(spark: SparkSession, folder: Path, *ids: str | None) -> "DataFrame":
-    """Messages with these ids."""
     rows = [(id_, "{}", f"{folder}/effects.jsonl") for id_ in ids]
     return spark.createDataFrame(rows, "id string, body string, source string")
 
 
 def mistake(messages: "DataFrame") -> str:
-    """What is said of a wrong option."""
     try:
         process(messages, consumer="process", handlerr="a:b")
     except ConfigError as error:
@@ -61,7 +58,6 @@ def mistake(messages: "DataFrame") -> str:
 
 
 def stream(spark: SparkSession, folder: Path) -> "DataFrame":
-    """The messages of the folder "in", as a stream."""
     rows = spark.readStream.schema("id string, body string").json(str(folder / "in"))
     return rows.selectExpr("id", "body", f"'{folder}/effects.jsonl' as source")
 
@@ -93,7 +89,6 @@ def started(writer: "DataStreamWriter") -> "StreamingQuery":
 
 
 def straight(spark: SparkSession, folder: Path) -> None:
-    """By the format."""
     query = (
         stream(spark, folder)
         .writeStream.format("oncely")

@@ -49,19 +49,16 @@ def describe(message: oncely.Message) -> None:
 
 
 def slowly(message: oncely.Message) -> None:
-    """An effect that takes a while."""
     work(message)
     time.sleep(0.002)
 
 
 def very_slowly(message: oncely.Message) -> None:
-    """An effect that takes longer still."""
     work(message)
     time.sleep(0.02)
 
 
 def fail_first(message: oncely.Message) -> None:
-    """Fail at the first attempt of every message."""
     assert message.claim is not None
     if message.claim.attempts == 1:
         raise ValueError("not yet")
@@ -69,14 +66,12 @@ def fail_first(message: oncely.Message) -> None:
 
 
 def fail_bad(message: oncely.Message) -> None:
-    """Fail whenever the body says so."""
     if message.get("bad"):
         raise ValueError("password=hunter2 is bad")
     work(message)
 
 
 def reject_bad(message: oncely.Message) -> None:
-    """Reject whenever the body says so."""
     if message.get("bad"):
         raise oncely.Reject("nobody to send to")
     work(message)
@@ -91,27 +86,13 @@ def spoil_and_reject_bad(message: oncely.Message) -> None:
     reject_bad(message)
 
 
-def give_up(message: oncely.Message) -> None:
-    """Fail for good, at once."""
-    raise oncely.Unrecoverable("no such account")
-
-
-def be_killed(message: oncely.Message) -> None:
-    """Let the first attempt of the task be killed at one message."""
-    if message.get("breaks") and _first_attempt():
-        os.kill(os.getpid(), signal.SIGKILL)
-    work(message)
-
-
 def kill_at_bad(message: oncely.Message) -> None:
-    """The effect, and then the end of the process, whenever the body says so."""
     work(message)
     if message.get("bad"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_at_bad(message: oncely.Message) -> None:
-    """The same without a signal."""
     work(message)
     if message.get("bad"):
         os._exit(0)
@@ -136,7 +117,6 @@ def meet(message: oncely.Message) -> None:
 
 
 async def meet_async(message: oncely.Message) -> None:
-    """The same by a handler that is async."""
     _waiting.append(asyncio.Event())
     mine = _waiting[-1]
     if len(_waiting) == _MEETING:
@@ -148,7 +128,6 @@ async def meet_async(message: oncely.Message) -> None:
 
 
 def sleep_a_while(message: oncely.Message) -> None:
-    """A handler that waits."""
     time.sleep(0.2)
     work(message)
 
@@ -169,7 +148,6 @@ def tell_of_task(message: oncely.Message) -> None:
 
 
 def wait_for_go(message: oncely.Message) -> None:
-    """Take as long as it takes for a file to appear."""
     work(message)
     go = Path(message.source).with_name("go")
     deadline = time.monotonic() + 120
@@ -178,7 +156,6 @@ def wait_for_go(message: oncely.Message) -> None:
 
 
 def very_slowly_and_wait_at_bad(message: oncely.Message) -> None:
-    """An effect that takes long, or as long as it takes for a file to appear."""
     handle = wait_for_go if message.get("bad") else very_slowly
     handle(message)
 
@@ -187,65 +164,29 @@ class NoSuchAccount(Exception):
     """What is wrong, by its name alone."""
 
 
-class NoRecipient(oncely.Reject):
-    """A rejection with a type of its own."""
-
-
-def reject_by_type(message: oncely.Message) -> None:
-    """Reject in ways that say little."""
-    raise NoRecipient("nobody") if message.id == "a" else oncely.Reject()
-
-
-def nest(message: oncely.Message) -> None:
-    """Meet a fence that is somebody else's."""
-    if message.claim is not None and message.claim.attempts == 1:
-        raise oncely.FencedError("an inner claim was lost")
-    work(message)
-
-
 def retry_oddly(message: oncely.Message) -> None:
-    """Ask for a delay that is none."""
     if message.get("bad"):
         raise oncely.Retry(delay="soon")
     work(message)
 
 
 def keep_nan(message: oncely.Message) -> float:
-    """Give a result that no JSON holds."""
     work(message)
     return float("nan") if message.get("bad") else 1.0
 
 
-def act_and_exit(message: oncely.Message) -> None:
-    """Have the effect, and then end the process by a wrong way out."""
-    work(message)
-    if message.get("breaks"):
-        sys.exit("done, I thought")
-
-
-def probe_down(message: oncely.Message) -> str:
-    """A probe whose service is away."""
-    raise OSError("no answer")
-
-
 def happened(message: oncely.Message) -> str:
-    """A probe."""
+    if message.id == "no answer":
+        raise OSError(message.id)
     return str(message.get("finding"))
 
 
 def batch_happened(batch_key: str) -> str:
-    """A probe of a batch handler."""
     return "happened" if len(batch_key) == 32 else "no batch key"
 
 
 def batch_down(batch_key: str) -> str:
-    """One whose target is away."""
     raise OSError("no answer")
-
-
-def _first_attempt() -> bool:
-    context = TaskContext.get()
-    return context is not None and context.attemptNumber() == 0
 
 
 def book(message: oncely.Message, session: Any) -> None:
@@ -255,14 +196,12 @@ def book(message: oncely.Message, session: Any) -> None:
 
 
 def book_and_kill_at_bad(message: oncely.Message, session: Any) -> None:
-    """The same; a message that kills does so whenever it runs."""
     book(message, session)
     if message.get("bad"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def book_async(message: oncely.Message, session: Any) -> None:
-    """The same by a handler that is async."""
     await asyncio.sleep(0)
     book(message, session)
 
@@ -286,7 +225,6 @@ def fork_and_be_killed(message: oncely.Message) -> None:
 
 
 def kill_at_bad_slowly(message: oncely.Message) -> None:
-    """While others are at work."""
     time.sleep(0.01)
     kill_at_bad(message)
 

@@ -43,12 +43,10 @@ class Place:
         self.execute(BALANCES)
 
     def options(self, **options: str) -> dict[str, str]:
-        """Those of the sink."""
         own = {"mode": "rows", "consumer": "tests", "ledger": self.url, "table": "payments"}
         return {**own, "quarantine": str(self.folder / "quarantine"), **options}
 
     def task(self, channel: TaskChannel | None = None, /, **options: str) -> TableRowsTask:
-        """A task, without Spark."""
         quarantine = Quarantine(str(self.folder / "quarantine"), "0")
         self.quarantine = quarantine
         channel = channel or TaskChannel(None, "")
@@ -64,22 +62,22 @@ class Place:
         assert task.counts.received == task.counts.settled == len(rows)
         return task.counts
 
+    def close(self) -> None:
+        self.ledger.close()
+        self.engine.dispose()
+
     def execute(self, statement: str) -> None:
-        """Run a statement, and commit it."""
         with self.engine.begin() as connection:
             connection.execute(text(statement))
 
     def rows(self, query: str = "SELECT id, account, amount, note FROM payments") -> list[Any]:
-        """What is in a table, in order."""
         with self.engine.connect() as connection:
             return sorted(tuple(row) for row in connection.execute(text(query)))
 
     def ids(self) -> list[str]:
-        """Of the payments there."""
         return [id_ for (id_,) in self.rows("SELECT id FROM payments")]
 
     def record(self, id_: str) -> Record:
-        """What the ledger knows of a message."""
         record = self.ledger.find(Key("tests", id_))
         assert record is not None
         return record
@@ -98,7 +96,6 @@ class Place:
 
 
 def payment(id_: str | None, amount: int | None = 1, note: str | None = None) -> dict[str, Any]:
-    """A row."""
     return {"id": id_, "account": "a", "amount": amount, "note": note}
 
 

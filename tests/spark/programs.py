@@ -14,5 +14,4 @@ QUICK_JAVA = {
 
 
 def program(name: str) -> str:
-    """The path of a program of Spark's."""
     return str(Path(sys.executable).with_name(name))

@@ -25,14 +25,12 @@ _SETTINGS = ("spark.master", "spark.sql.session.timeZone", "spark.sql.ansi.enabl
 
 
 def told_by_pipeline() -> dict[str, object]:
-    """What the command prints."""
     with redirect_stdout(StringIO()) as out:
         code = main(["pipeline", "run", "pipeline.toml", "--json"])
     return {"code": code, **json.loads(out.getvalue())}
 
 
 def said_of_a_file() -> tuple[int, str]:
-    """What the command says of a ledger that is a file."""
     with redirect_stderr(StringIO()) as err:
         code = main(["pipeline", "run", "pipeline.toml", "--ledger", "sqlite:///relative.db"])
     return code, err.getvalue()
@@ -51,12 +49,10 @@ def refused(spark: SparkSession, work: Callable[[], object]) -> tuple[str, int]:
 
 
 def write(messages: DataFrame, **options: str) -> None:
-    """By the format."""
     messages.write.format("oncely").options(**_OPTIONS | options).mode("append").save()
 
 
 def run(folder: str) -> dict[str, object]:
-    """Everything in turn."""
     # Another working directory than that of the JVM, which spark-submit has started.
     os.chdir(folder)
     told: dict[str, object] = {"pipeline": told_by_pipeline(), "file": said_of_a_file()}

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,7 @@ def run_task(
     drains: bool = False,
     **options: str,
 ) -> Counts:
-    """Run a task over rows; return what it counted. Where it `drains`, others follow until nothing
-    waits in the ledger.
-    """
+    """Run a task over rows, where it `drains` until nothing waits; return what it counted."""
     options = {"since": str(ledger.now())} | options
     counts = Counts()
 
@@ -91,6 +90,14 @@ def run_task(
     return counts
 
 
+def at_once(tasks: Sequence[Any], *batches: Any) -> None:
+    """Run tasks at the same time, each over batches of its own."""
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        runs = [pool.submit(task.run, each) for task, each in zip(tasks, batches, strict=True)]
+    for run in runs:
+        run.result()
+
+
 def book(message: Message, session: Any) -> None:
     """An effect inside the transaction, and one message to be sent."""
     session.execute(text("INSERT INTO effects (name) VALUES (:name)"), {"name": message.id})
@@ -99,7 +106,6 @@ def book(message: Message, session: Any) -> None:
 
 
 def append(message: Message) -> None:
-    """An effect outside."""
     with (_folder() / "effects").open("a") as file:
         file.write(f"{message.id}\n")
     reached("in_handler")
@@ -115,7 +121,6 @@ _folders: list[Path] = []
 
 
 def use(folder: Path) -> None:
-    """Where `append` has its effects."""
     _folders[:] = [folder]
 
 
@@ -124,7 +129,6 @@ def _folder() -> Path:
 
 
 def key_of(id_: str) -> Key:
-    """What the ledger knows a message by."""
     return Key(CONSUMER, id_)
 
 

@@ -16,8 +16,6 @@ from tests.records import granted
 from oncely import Key, Ledger
 from oncely.archive.layout import SPARK_SCHEMA
 from oncely.archive.writing import archive
-from oncely.core.errors import ConfigError
-from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,9 +27,7 @@ LONG_AGO = datetime.now(UTC).replace(hour=12) - timedelta(days=100)
 
 @pytest.fixture
 def archived(tmp_path: Path, ledger: Ledger, ledger_url: str) -> str:
-    """The folder of an archive that knows "done", "failed" and "spent", seen 100 days ago, an hour
-    after they were sent.
-    """
+    """An archive that knows "done", "failed" and "spent", seen 100 days ago, an hour after sent."""
     keys = [Key("tests", name) for name in ("first", "done", "failed", "spent")]
     first, done, failed, spent = [granted(each) for each in ledger.claim_many(keys)]
     ledger.complete_many([first, done])
@@ -69,9 +65,7 @@ def test_a_backfill(
     archived: str,
     tmp_path: Path,
 ) -> None:
-    """What the archive knows is settled by it; what it must have known, if it was there, runs;
-    what is older than that is refused.
-    """
+    """What the archive knows, it settles; what it would know runs; what is older is refused."""
     rows = [(name, LONG_AGO) for name in ("done", "done", "failed", "spent", "missed")]
     rows += [("before", LONG_AGO - timedelta(days=10)), ("new", datetime.now(UTC))]
     counts = write(backfill(*rows), archive=archived)
@@ -125,14 +119,6 @@ def test_go_s_zero_time(
     counts = write(rows, archive=archived)
     assert (counts.duplicates_ledger, counts.quarantined.total()) == (1, 1)
     assert not effects.per_message()
-
-
-def test_rows_are_not_looked_up(ledger_url: str) -> None:
-    """The mode that calls no handler does not take an archive, and says so."""
-    given = {"consumer": "tests", "ledger": ledger_url, "mode": "rows", "table": "payments"}
-    with pytest.raises(ConfigError, match="option archive: "):
-        read_options({**given, "archive": "/archive"})
-    assert read_options(given).archive is None
 
 
 def test_spark_reads_the_folders_it_must(spark: "SparkSession", archived: str) -> None:

@@ -37,7 +37,6 @@ class Shop:
             raise self.error
 
     def ids(self, spark: "SparkSession") -> list[str]:
-        """What is in the target."""
         if not self.folder.exists():
             return []
         return sorted(row.id for row in spark.read.parquet(str(self.folder / "*")).collect())
@@ -45,7 +44,6 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
-    """The target of a test."""
     return Shop(tmp_path / "target")
 
 
@@ -72,16 +70,13 @@ def told(report: Report) -> dict[str, Any]:
 
 
 def states(ledger: Ledger, consumer: str = "tests") -> dict[State, int]:
-    """How many records the consumer has in each state."""
     return {state: n for (name, state), n in ledger.counts().items() if name == consumer}
 
 
 def test_what_is_new(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, spark: "SparkSession"
 ) -> None:
-    """The handler gets each new message once, whatever stands in the input, and has written it;
-    nothing of the batch is left but its record.
-    """
+    """The handler gets each new message once; nothing of the batch is left but its record."""
     rows = [(f"m{n:03}", "{}") for n in range(300)]
     messages = frame(*rows, *rows[:50], ("m200", '{"other": 1}'), (None, "{}"), partitions=3)
     report = process(messages, handler_batch=shop, **settings)
@@ -94,17 +89,6 @@ def test_what_is_new(
     again = process(messages, handler_batch=shop, **settings)
     assert told(again) == {"received": 352, "duplicates": 350, "quarantined": 2}
     assert len(shop.keys) == 1
-
-
-def test_a_handler_of_the_session(
-    frame: Frame, shop: Shop, settings: dict[str, Any], spark: "SparkSession"
-) -> None:
-    """What the program says comes before it."""
-    spark.conf.set("spark.oncely.handler", "no_such:thing")
-    try:
-        assert process(frame("a"), handler_batch=shop, **settings).handled == 1
-    finally:
-        spark.conf.unset("spark.oncely.handler")
 
 
 def test_columns_of_ones_own(
@@ -124,9 +108,7 @@ def test_columns_of_ones_own(
 def test_a_batch_that_fails_waits(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, spark: "SparkSession"
 ) -> None:
-    """It is handed over again by a later call, with the same key and the same messages; and what
-    comes meanwhile is a batch of its own.
-    """
+    """A later call hands it over again with the same key; what comes meanwhile is another."""
     shop.error = ValueError("the target is away")
     slow = settings | {"backoff": "1h"}
     assert told(process(frame("a", "b"), handler_batch=shop, **slow)) == {
@@ -148,9 +130,7 @@ def test_a_batch_that_fails_waits(
 def test_a_batch_that_fails_permanently(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger
 ) -> None:
-    """Its messages have failed with its error, and are dead letters with their bodies; those that
-    somebody retries are in the next batch.
-    """
+    """Its messages are dead letters; those that are retried are in the next batch."""
     shop.error = ValueError("password=hunter2 is wrong")
     messages = frame(("a", '{"n": 1}'), "b")
     report = process(messages, handler_batch=shop, **settings | {"tries": 1})
@@ -196,9 +176,7 @@ def test_in_doubt(
     settings: dict[str, Any],
     ledger: Ledger,
 ) -> None:
-    """What a handler has written that was broken off the policy decides, or a probe of its key:
-    for the batch, and so for each of its messages. What was held runs again when somebody says so.
-    """
+    """The policy or a probe of its key decides, for the batch and each of its messages."""
     told_all = settings | {"handler_batch": shop, "on_in_doubt": policy, "handler_path": HERE}
     shop.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):

@@ -33,7 +33,6 @@ _STATES = "SELECT status, count(*) FROM processed_messages WHERE provider = %s G
 def kill(
     remote: str, target: str, points: tuple[str, ...], url: str, folder: Path
 ) -> list[dict[str, Any]]:
-    """What the drivers told."""
     program = subprocess.run(
         [sys.executable, str(HERE / "batch_kills.py"), remote, target, str(MESSAGES), *points],
         capture_output=True,
@@ -47,7 +46,6 @@ def kill(
 
 
 def states(url: str, consumer: str) -> dict[str, int]:
-    """How many records a consumer has in each state."""
     with psycopg.connect(url) as connection:
         return dict(connection.execute(_STATES, [consumer]).fetchall())
 
@@ -94,9 +92,7 @@ def test_killed_at_every_point(remote: str, postgresql_url: str, folder: Path, t
 
 
 def test_killed_and_held(remote: str, postgresql_url: str, folder: Path) -> None:
-    """What is in doubt is not handed over again: it is counted as that, message by message; all
-    else is handled.
-    """
+    """What is in doubt is counted as that, and not handed over again; all else is handled."""
     points = ("members_claimed", "in_batch_handler")
     told = kill(remote, "held", points, postgresql_url, folder)
     assert [each["killed"] for each in told] == [True, True, False]

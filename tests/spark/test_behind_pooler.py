@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import make_url, text
 from tests.servers import PgBouncer
 from tests.spark.payments import Place, batches_of
+from tests.spark.tasks import at_once, book, task_of
 from tests.spark.tasks import batches_of as batches_of_ids
-from tests.spark.tasks import book, task_of
 
 from oncely import Message, State
 from oncely.stores.open_store import open_sessions
@@ -29,26 +29,20 @@ def place(postgresql_url: str, pooled_url: str, tmp_path: Path) -> Iterator[Plac
     database = make_url(postgresql_url).database
     direct.execute(f"ALTER DATABASE {database} SET timezone TO 'America/New_York'")
     direct.execute("DROP TABLE payments, balances")
-    direct.ledger.close()
-    direct.engine.dispose()
+    direct.close()
     place = Place(pooled_url, tmp_path)
     place.execute("CREATE TABLE seen (account VARCHAR(20) PRIMARY KEY, at TIMESTAMPTZ, n INTEGER)")
     place.execute("CREATE TABLE effects (name VARCHAR(255))")
-    with closing(place.ledger):
+    with closing(place):
         yield place
-    place.engine.dispose()
 
 
-def run_all(tasks: Sequence[Any], batches: Callable[[int], Any]) -> Counter[str]:
-    """Let tasks run at once, each over batches of its own; what they counted together."""
-    threads = [threading.Thread(target=task.run, args=[batches(n)]) for n, task in enumerate(tasks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+def run_all(tasks: Sequence[Any], batches: Callable[[int], Any]) -> int:
+    """Let tasks run at once, each over batches of its own; how many messages were handled."""
+    at_once(tasks, *map(batches, range(len(tasks))))
     counts = [task.counts for task in tasks]
     assert all(each.received == each.settled for each in counts)
-    return Counter(handled=sum(each.handled for each in counts))
+    return sum(each.handled for each in counts)
 
 
 def ids_of(task: int) -> list[str]:
@@ -68,7 +62,7 @@ def test_rows(place: Place) -> None:
 
     options = {"table": "seen", "upsert": "account", "sequence_by": "n", "chunk": "50"}
     tasks = [place.task(None, **options) for _ in range(TASKS)]
-    assert run_all(tasks, batches)["handled"] == MESSAGES
+    assert run_all(tasks, batches) == MESSAGES
     found = place.rows("SELECT account, n, at FROM seen")
     assert [(account, n) for account, n, _ in found] == [
         (str(n), MESSAGES - 10 + n) for n in range(10)
@@ -83,7 +77,7 @@ def test_transactional(place: Place) -> None:
     tasks = [
         task_of(place.ledger, book, place.folder, None, begins, chunk="50") for _ in range(TASKS)
     ]
-    assert run_all(tasks, lambda n: batches_of_ids(ids_of(n)))["handled"] == MESSAGES
+    assert run_all(tasks, lambda n: batches_of_ids(ids_of(n))) == MESSAGES
     found = Counter(name for (name,) in place.rows("SELECT name FROM effects"))
     assert found == Counter(f"m{n:04}" for n in range(MESSAGES))
     begins.kw["bind"].dispose()
@@ -99,7 +93,7 @@ def test_leased(place: Place) -> None:
             ran[message.id] += 1
 
     tasks = [task_of(place.ledger, work, place.folder, chunk="50") for _ in range(TASKS)]
-    assert run_all(tasks, lambda n: batches_of_ids(ids_of(n)))["handled"] == MESSAGES
+    assert run_all(tasks, lambda n: batches_of_ids(ids_of(n))) == MESSAGES
     assert ran == Counter(f"m{n:04}" for n in range(MESSAGES))
     with place.engine.connect() as connection:
         prepared = connection.execute(text("SELECT count(*) FROM pg_prepared_statements"))

@@ -13,9 +13,7 @@ from oncely import State, open_ledger
 
 
 def test_every_front_through_a_server(remote: str, tmp_path: Path) -> None:
-    """The report comes back from the driver; what was handled one way is a duplicate in others of
-    the same consumer; a mistake is one line.
-    """
+    """The report comes back from the driver; all fronts share a ledger; a mistake is a line."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.json").write_text('{"id": "a"}\n{"id": "b"}\n{"id": "a"}\n')
     client = subprocess.run(
@@ -69,9 +67,7 @@ source = "source"
 
 
 def test_a_pipeline_on_a_server(remote: str, tmp_path: Path) -> None:
-    """With SPARK_REMOTE the command is a client: its batches run on the server, and their counts
-    come back added up; of a run without a message, too.
-    """
+    """With SPARK_REMOTE the batches run on the server, and their counts come back added up."""
     (tmp_path / "in").mkdir()
     effects = Effects(tmp_path / "effects.jsonl")
     for number, ids in enumerate((["a", "b", "a"], ["b", "c", ""])):

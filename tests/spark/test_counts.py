@@ -17,16 +17,6 @@ def test_reasons_are_bounded_for_the_run() -> None:
     assert total.quarantined["no account 0-7"] == 2
 
 
-def test_adding_leaves_both_as_they_were() -> None:
-    """Counts of a task go on while they are added up."""
-    one, other = Counts(handled=1), Counts(failed=2)
-    one.set_aside("no id")
-    total = one + other
-    total.set_aside("no id", 3)
-    assert (one.quarantined, other.quarantined) == ({"no id": 1}, {})
-    assert (total.handled, total.failed, total.quarantined["no id"]) == (1, 2, 4)
-
-
 def test_a_long_reason_is_cut() -> None:
     """It is a name to count under; the quarantine has it whole."""
     counts = Counts()

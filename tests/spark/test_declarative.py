@@ -16,9 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
 
 
 def test_the_example(tmp_path: Path) -> None:
-    """Every message is sent once, but for what another worker has handled before; what is no
-    message is set aside; the handler's settings come from the pipeline's file.
-    """
+    """Every message is sent once, but for what another worker has handled before."""
     project = tmp_path / "declarative"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__"))
     spec = project / "spark-pipeline.yml"

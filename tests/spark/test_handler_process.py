@@ -8,13 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from tests.conditions import wait_until
 from tests.servers import Postgresql
 from tests.spark.conftest import HERE
-from tests.turns import in_turn
 
 from oncely import Key, Ledger, State
 from oncely.spark import process
@@ -85,13 +83,6 @@ def test_in_a_transaction(
     assert write(more.coalesce(1), "book_async", mode="transactional").handled == 2
 
 
-def test_a_forked_child_has_no_effects(frame: Frame, write: "Write", effects: "Effects") -> None:
-    """Whatever way it leaves the handler."""
-    ids = [f"m{n}" for n in range(6)]
-    assert write(frame(*ids), "fork_and_exit").handled == 6
-    assert effects.per_message() == dict.fromkeys(ids, 1)
-
-
 @pytest.mark.parametrize("handler", ["meet", "meet_async"])
 def test_several_at_a_time(frame: Frame, write: "Write", effects: "Effects", handler: str) -> None:
     """As many handlers of a task as `concurrency` says wait at the same time."""
@@ -112,14 +103,6 @@ def test_what_spark_says_of_a_task(frame: Frame, write: "Write", effects: "Effec
     assert len({line["pid"] for line in lines}) <= 2 * len({line["worker"] for line in lines})
     assert len({line["pid"] for line in lines}) < 6
     assert all(line["worker"] != os.getpid() for line in lines)
-
-
-def test_a_handler_that_cannot_be_imported(frame: Frame, write: "Write", tmp_path: Path) -> None:
-    """The error is the import's own; the process goes on to serve the next task."""
-    with pytest.raises(Exception, match="handlers:nobody") as raised:
-        write(frame("a"), "nobody")
-    assert "ConfigError" in str(raised.value)
-    assert write(frame("a"), "work").handled == 1
 
 
 def _stream(spark: "SparkSession", folder: Path, name: str, **options: str) -> "StreamingQuery":
@@ -199,44 +182,3 @@ def test_a_ledger_that_is_away_is_waited_for(
         _be_away(server)
         assert done.result(240).handled == len(ids)
     assert effects.per_message() == dict.fromkeys([*ids, *(f"b{id_}" for id_ in ids)], 1)
-
-
-@pytest.mark.timeout(300 + 2 * int(AWAY_S))
-@pytest.mark.parametrize("mode", in_turn("mode without a database", ["transactional", "rows"]))
-def test_a_database_that_is_away_between_batches_and_in_them(
-    spark: "SparkSession", tmp_path: Path, private_postgresql: Postgresql, mode: str
-) -> None:
-    """A stream of many batches goes on when it is back; each row is there once."""
-    server = private_postgresql
-    own = {"rows": {"table": "effects"}, "transactional": {"handler": "handlers:book"}}[mode]
-    ids = [f"m{n:03}" for n in range(240)]
-    (tmp_path / "in").mkdir()
-    for first in range(0, len(ids), 20):
-        rows = [json.dumps({"id": id_, "name": id_}) for id_ in ids[first : first + 20]]
-        (tmp_path / "in" / f"{first:03}.json").write_text("\n".join(rows))
-    with psycopg.connect(server.url) as connection:
-        connection.execute("CREATE TABLE effects (name text)")
-    messages = (
-        spark.readStream.schema("id string, name string")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(tmp_path / "in"))
-        .coalesce(1)
-    )
-    query = (
-        (messages if mode == "rows" else messages.drop("name"))
-        .writeStream.format("oncely")
-        .options(consumer="tests", mode=mode, ledger=server.url, handler_path=str(HERE))
-        .options(quarantine=str(tmp_path / "aside"), **own)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    wait_until(lambda: _names(server))
-    _be_away(server)
-    assert query.awaitTermination(240)
-    assert sorted(_names(server)) == ids
-
-
-def _names(server: Postgresql) -> list[str]:
-    with psycopg.connect(server.url) as connection:
-        return [name for (name,) in connection.execute("SELECT name FROM effects")]

@@ -28,23 +28,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url_of(request.param, request, tmp_path)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    """The URL of an empty database in a file."""
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
 def opened(url: str) -> Iterator[Ledger]:
-    """The ledger at a URL."""
     with closing(open_ledger(url)) as ledger:
         ledger.migrate()
         yield ledger
-
-
-@pytest.fixture
-def ledger(file: str) -> Iterator[Ledger]:
-    """A ledger in a file."""
-    yield from opened(file)
 
 
 @pytest.fixture
@@ -58,7 +45,6 @@ def run(ledger: Ledger, tmp_path: Path) -> Run:
 
 
 def record_of(ledger: Ledger, id_: str) -> Record:
-    """What the ledger knows of a message."""
     record = ledger.find(key_of(id_))
     assert record is not None
     return record
@@ -124,9 +110,7 @@ def queue(tmp_path: Path) -> str:
 
 
 def test_what_is_sent_waits_for_the_end(url: str, queue: str, tmp_path: Path) -> None:
-    """It is stored with the completion, and only that of a handler that succeeds; a relay sends
-    it, and completes.
-    """
+    """It is stored with the completion of a handler that succeeds; a relay sends it."""
 
     def handle(message: Message) -> None:
         message.send("receipts", {"for": message.id})
@@ -167,9 +151,7 @@ def test_a_broker_that_is_away_stops_nothing(run: Run, ledger: Ledger) -> None:
 
 
 def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, queue: str) -> None:
-    """Where a task died before it sent, the next that meets the message sends; its handler does
-    not run again.
-    """
+    """The next task that meets the message sends; its handler does not run again."""
 
     def handle(message: Message) -> None:
         message.send("receipts", {})
@@ -192,11 +174,9 @@ def test_nothing_is_sent_after_the_end(run: Run) -> None:
 # ---- Fences ------------------------------------------------------------------------------------
 
 
-def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, file: str) -> None:
-    """The end of a handler whose claim another has taken over is refused, with all that it sent;
-    the other's end counts.
-    """
-    engine = create_engine(file)
+def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, ledger_url: str) -> None:
+    """The end of its handler is refused, with all that it sent; the other one counts."""
+    engine = create_engine(ledger_url)
 
     def handle(message: Message) -> str:
         message.send("receipts", {})
@@ -236,9 +216,7 @@ def test_what_is_in_doubt(run: Run, ledger: Ledger, policy: str, counted: str) -
 
 @pytest.mark.parametrize("on_in_doubt", ["tests.spark.tasks:probe", "hold", "retry"])
 def test_a_crash_in_the_midst_of_a_chunk(url: str, tmp_path: Path, on_in_doubt: str) -> None:
-    """The chunk of a task that was killed is in doubt. A probe tells which effects have happened,
-    and the others happen once; to hold does none twice; to retry loses none.
-    """
+    """A probe tells which effects have happened; hold doubles none; retry loses none."""
     use(tmp_path)
     ids = [f"m{number}" for number in range(10)]
 
@@ -265,9 +243,7 @@ def test_a_crash_in_the_midst_of_a_chunk(url: str, tmp_path: Path, on_in_doubt: 
 
 
 def test_a_message_that_kills_is_given_up(url: str, tmp_path: Path) -> None:
-    """Attempts are counted before the handler runs: whoever kills its worker is failed in the
-    end, and the others are handled.
-    """
+    """Whoever kills its worker is failed in the end, and the others are handled."""
     use(tmp_path)
 
     def handle(message: Message) -> None:
@@ -287,12 +263,10 @@ def test_a_message_that_kills_is_given_up(url: str, tmp_path: Path) -> None:
 
 
 def aged(id_: str, days: float) -> dict[str, Any]:
-    """A row that was sent so long ago."""
     return {"id": id_, "time": datetime.now(UTC) - timedelta(days=days)}
 
 
 def forget(ledger: Ledger, age: timedelta) -> None:
-    """Have the ledger forget what was sent longer ago than that."""
     ledger._store.forget_until({"tests": ledger.now() - age.total_seconds()})
 
 
@@ -312,11 +286,3 @@ def test_too_old_is_set_aside(run: Run, ledger: Ledger) -> None:
     assert sorted(ran) == ["naive", "new", "timeless"]
     assert ledger.find(key_of("old")) is None
     assert run(lambda _: None, aged("old", 7.1), on_too_old="run").handled == 1
-
-
-def test_a_backfill(run: Run, ledger: Ledger) -> None:
-    """A ledger that has forgotten nothing takes last year's messages, all of them, once."""
-    rows = [aged(str(n), 365 + n) for n in range(5)]
-    counts = run(lambda _: None, *rows, retention="7d")
-    assert (counts.handled, counts.quarantined.total()) == (5, 0)
-    assert run(lambda _: None, *rows).duplicates_ledger == 5

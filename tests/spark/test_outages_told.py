@@ -1,14 +1,12 @@
 """An outage is logged when it begins and when it ends, on Spark as well."""
 
 import logging
-from typing import Any
 
 import pytest
 from tests.logs import events_in
 
 from oncely.core.errors import StoreUnavailable
 from oncely.ledger import Ledger
-from oncely.spark.modes import open_task
 from oncely.spark.modes.steady import patiently
 from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.sink.channel import TaskChannel
@@ -48,12 +46,3 @@ def test_who_waits_steadily(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a task asks is asked again."""
     assert patiently(Failing(), "billing") == 7
     assert events_in(caplog) == ["store_unavailable", "store_available"]
-
-
-def test_a_task_that_begins(caplog: pytest.LogCaptureFixture) -> None:
-    """A task is opened as soon as the ledger answers."""
-    options: Any = type("Options", (), {"consumer": "billing"})
-    options.policy = type("Policy", (), {"lease_s": 3_600.0})
-    assert open_task._awaited(Failing(), options, TaskChannel(None, "")) == 7
-    assert events_in(caplog) == ["store_unavailable", "store_available"]
-    assert vars(caplog.records[0])["consumer"] == "billing"

@@ -39,16 +39,12 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"quarantine": "nowhere://bucket"}, "option quarantine: 'nowhere://bucket' cannot be opened:"),
     ({"quarantine": "/proc/quarantine"}, "option quarantine: '/proc/quarantine' cannot be written"),
     ({"quarantine": "FILE/below"}, "/file/below' cannot be written: Not a directory"),
-    (
-        {"archive": "s3a://bucket/archive"},
-        "archive: 's3a://bucket/archive' is not a folder that can",
-    ),
+    ({"archive": "s3a://bucket/archive"}, "archive: 's3a://bucket/archive' is not a folder that c"),
     ({"archive": "/nowhere/archive"}, " sees no folder '/nowhere/archive'"),
 ]
 
 
 def jobs_of(spark: "SparkSession", group: str, work: Callable[[], object]) -> int:
-    """How many jobs there were for some work."""
     spark.sparkContext.setJobGroup(group, "")
     try:
         work()
@@ -58,7 +54,6 @@ def jobs_of(spark: "SparkSession", group: str, work: Callable[[], object]) -> in
 
 
 def said_of(work: Callable[[], object]) -> str:
-    """What an error says."""
     with pytest.raises((ConfigError, PySparkException)) as caught:
         work()
     return str(caught.value)

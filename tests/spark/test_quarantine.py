@@ -4,17 +4,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyarrow.fs import FileSelector
 
 from oncely.spark.format import TaskReport, commit_batch
-from oncely.spark.sink import quarantine as module
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, read_options
 
 
 def options(folder: Path) -> SinkOptions:
-    """Of a sink with its quarantine there."""
     return read_options(
         {
             "consumer": "tests",
@@ -34,14 +31,11 @@ def attempt(folder: Path, batch: int, partition: int, *reasons: str) -> TaskRepo
 
 
 def reasons(folder: Path) -> list[str]:
-    """What a reader of the folder finds."""
     return sorted(pq.read_table(folder).column("reason").to_pylist())
 
 
 def test_a_batch_that_is_run_again(tmp_path: Path) -> None:
-    """What earlier attempts at it set aside is replaced, also where they had more tasks; what
-    other batches did stays.
-    """
+    """What earlier attempts at it set aside is replaced; what other batches did stays."""
     commit_batch(options(tmp_path), [attempt(tmp_path, 0, 0, "other"), attempt(tmp_path, 0, 1)])
     for n in range(4):
         attempt(tmp_path, 1, n, f"early {n}")
@@ -67,19 +61,6 @@ def test_what_is_left_beside(tmp_path: Path) -> None:
     commit_batch(options(tmp_path), [attempt(tmp_path, 5, 0)])
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     assert reasons(tmp_path) == list("01234")
-
-
-def test_a_commit_does_not_list_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many files there are of other batches, it looks only at what its own has begun."""
-    listed: list[str] = []
-
-    def select(folder: str, **settings: bool) -> FileSelector:
-        listed.append(folder)
-        return FileSelector(folder, **settings)
-
-    monkeypatch.setattr(module, "FileSelector", select)
-    commit_batch(options(tmp_path), [attempt(tmp_path, 3, 0, "a")])
-    assert listed == [f"{tmp_path}/.query-3"]
 
 
 def test_a_task_that_comes_too_late(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tests.spark.conftest import HERE
 
 from oncely import Ledger, Message, State, open_transport
 from oncely.spark.rabbitmq.rabbitmq_source import RabbitmqDataSource
-from oncely.spark.rabbitmq.source_options import read_rabbitmq_options
 from oncely.spark.sink.message_rows import MESSAGE_SCHEMA
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def publish(effects: "Effects") -> Publish:
 
 
 def is_empty(url: str) -> bool:
-    """Whether nothing is left in the queue."""
     with closing(open_transport(url)) as transport:
         return transport.is_drained(_QUEUE)
 
@@ -61,7 +59,6 @@ class Stream:
         self.quarantine = folder / "quarantine"
 
     def start(self, url: str, *, available_now: bool, **options: str) -> "StreamingQuery":
-        """Start it."""
         source = {"url": url, "queue": _QUEUE, "spool": str(self.spool)}
         rows = self._spark.readStream.format("oncely-rabbitmq").options(**source | options).load()
         trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
@@ -87,22 +84,18 @@ class Stream:
         return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
     def segments(self) -> list[int]:
-        """Which ones the spool has."""
         return sorted(int(file.stem[-12:]) for file in self.spool.glob("*.parquet"))
 
 
 @pytest.fixture
 def stream(spark: "SparkSession", tmp_path: Path, ledger_url: str) -> Stream:
-    """A query that has not run yet."""
     return Stream(spark, tmp_path, ledger_url)
 
 
 def test_everything_takes_effect_once(
     stream: Stream, rabbitmq_url: str, publish: Publish, effects: "Effects", ledger: Ledger
 ) -> None:
-    """Batches of the limit through what is there; copies, a lost commit and a lost checkpoint
-    change nothing; segments are removed when they are committed, but for as many as are to stay.
-    """
+    """Copies, a lost commit and a lost checkpoint change nothing; spooled segments go."""
     ids = [f"m{n}" for n in range(900)]
     publish(rabbitmq_url, ids + ids[:100])
     batches = stream.run(rabbitmq_url, max_messages_per_batch="250", keep_segments="2")
@@ -220,23 +213,12 @@ def test_a_batch_is_read_again_until_its_spool_is_removed(
     assert set(effects.per_message().values()) == {1}
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"quue": "orders"}, "option quue: there is no such key; did you mean 'queue'?"),
-        ({"queue": ""}, "option queue: missing"),
-        ({"path": "x"}, "option path: there is no such key"),
-    ],
-)
-def test_mistakes_are_told_when_it_is_loaded(
-    spark: "SparkSession", options: dict[str, str], said: str
-) -> None:
+def test_mistakes_are_told_when_it_is_loaded(spark: "SparkSession") -> None:
     """Before anything runs."""
-    good = {"url": "amqp://localhost", "queue": "orders", "spool": "spool"}
+    wrong = {"url": "amqp://localhost", "queue": "orders", "spool": "spool", "path": "x"}
     for reader in (spark.read, spark.readStream):
-        with pytest.raises(PySparkException) as raised:
-            reader.format("oncely-rabbitmq").options(**good | options).load()
-        assert said in str(raised.value)
+        with pytest.raises(PySparkException, match="option path: there is no such key"):
+            reader.format("oncely-rabbitmq").options(**wrong).load()
 
 
 def test_executors_are_not_handed_the_url() -> None:
@@ -245,12 +227,6 @@ def test_executors_are_not_handed_the_url() -> None:
     source = RabbitmqDataSource(options)
     for reader in (source.reader(MESSAGE_SCHEMA), source.streamReader(MESSAGE_SCHEMA)):
         assert b"secret" not in pickle.dumps(reader)
-
-
-def test_a_repr_does_not_show_the_url() -> None:
-    """Nor does what anybody logs of the options."""
-    options = {"url": f"amqp://oncely:{PASSWORD}@h", "queue": "orders", "spool": "spool"}
-    assert PASSWORD not in repr(read_rabbitmq_options(options))
 
 
 def _wait(until: Callable[[], bool], query: "StreamingQuery") -> None:

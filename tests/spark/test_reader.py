@@ -30,7 +30,6 @@ def fill(ledger: Ledger) -> None:
 
 
 def complete(ledger: Ledger, keys: list[Key]) -> None:
-    """Claim and complete them."""
     outcomes = ledger.claim_many(keys)
     claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
     ledger.complete_many(claims, [{"n": 1}] * len(claims))
@@ -38,7 +37,6 @@ def complete(ledger: Ledger, keys: list[Key]) -> None:
 
 @pytest.fixture
 def full(ledger: Ledger) -> Ledger:
-    """The SQLite ledger, with records in it."""
     fill(ledger)
     return ledger
 
@@ -52,7 +50,6 @@ def pushdown(spark: "SparkSession") -> Iterator[None]:
 
 
 def read(spark: "SparkSession", url: str, **options: str) -> "DataFrame":
-    """The ledger as a DataFrame."""
     return spark.read.format("oncely").options(ledger=url, **options).load()
 
 

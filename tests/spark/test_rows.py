@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from tests.conditions import wait_until
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED, Place, batches_of, payment
+from tests.spark.tasks import at_once
 from tests.turns import in_turn
 
 from oncely import ConfigError, State
@@ -34,23 +36,28 @@ if TYPE_CHECKING:
 STORES = ["postgresql", *in_turn("other database of rows", ["sqlite", "mysql"])]
 
 
-def _place(url: str, folder: Path) -> Iterator[Place]:
-    place = Place(url, folder)
-    with closing(place.ledger):
-        yield place
-    place.engine.dispose()
-
-
 @pytest.fixture(params=STORES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A place in each kind of database."""
-    yield from _place(url_of(request.param, request, tmp_path), tmp_path)
+    with closing(Place(url_of(request.param, request, tmp_path), tmp_path)) as place:
+        yield place
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    """A place in a file."""
-    yield from _place(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path)
+    with closing(Place(f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path)) as place:
+        yield place
+
+
+@pytest.fixture
+def on_postgresql(postgresql_url: str, tmp_path: Path) -> Iterator[Place]:
+    with closing(Place(postgresql_url, tmp_path)) as place:
+        yield place
+
+
+@pytest.fixture
+def on_mariadb(mysql_url: str, tmp_path: Path) -> Iterator[Place]:
+    with closing(Place(mysql_url, tmp_path)) as place:
+        yield place
 
 
 # ---- Rows --------------------------------------------------------------------------------------
@@ -74,7 +81,6 @@ def test_each_row_is_there_once(place: Place) -> None:
 
 
 def age(place: Place) -> None:
-    """Let two days pass for the ledger's records."""
     days = {
         "sqlite": "last_processed_at - 172800",
         "postgresql": "last_processed_at - interval '2 days'",
@@ -268,79 +274,73 @@ def test_what_the_database_refuses_is_set_aside(place: Place) -> None:
     assert record.error == f"Reject: {reason}"
 
 
-def test_a_number_that_is_too_large(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_a_number_that_is_too_large(on_postgresql: Place, on_mariadb: Place) -> None:
     """A value that Spark's type holds, and the column's does not."""
-    for kind in ("postgresql", "mysql"):
-        for place in _place(url_of(kind, request, tmp_path), tmp_path / kind):
-            counts = place.run([payment("a"), payment("b", 2**40), payment("c")])
-            assert (counts.handled, counts.quarantined.total()) == (2, 1)
-            assert place.ids() == ["a", "c"]
+    for place in (on_postgresql, on_mariadb):
+        counts = place.run([payment("a"), payment("b", 2**40), payment("c")])
+        assert (counts.handled, counts.quarantined.total()) == (2, 1)
+        assert place.ids() == ["a", "c"]
 
 
-def test_a_moment_that_is_too_late(mysql_url: str, tmp_path: Path) -> None:
+def test_a_moment_that_is_too_late(on_mariadb: Place) -> None:
     """The driver calls that an error of the server's; its state says that it is the row's."""
-    for place in _place(mysql_url, tmp_path):
-        place.execute("CREATE TABLE moments (id VARCHAR(64), at TIMESTAMP NULL)")
-        late, early = datetime(2200, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)
-        rows = [{"id": "a", "at": early}, {"id": "b", "at": late}]
-        counts = place.run(rows, table="moments")
-        assert (counts.handled, counts.quarantined.total()) == (1, 1)
-        assert place.rows("SELECT id FROM moments") == [("a",)]
+    on_mariadb.execute("CREATE TABLE moments (id VARCHAR(64), at TIMESTAMP NULL)")
+    late, early = datetime(2200, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)
+    rows = [{"id": "a", "at": early}, {"id": "b", "at": late}]
+    counts = on_mariadb.run(rows, table="moments")
+    assert (counts.handled, counts.quarantined.total()) == (1, 1)
+    assert on_mariadb.rows("SELECT id FROM moments") == [("a",)]
 
 
-def test_what_exceeds_a_limit_of_the_server(postgresql_url: str, tmp_path: Path) -> None:
+def test_what_exceeds_a_limit_of_the_server(on_postgresql: Place) -> None:
     """A text that is too long for an index, and one that is nested too deeply: class 54."""
-    for place in _place(postgresql_url, tmp_path):
-        place.execute("CREATE TABLE notes (id VARCHAR(64), note TEXT, data JSON)")
-        place.execute("CREATE INDEX ON notes (note)")
-        long = "".join(f"{random.getrandbits(64):016x}" for _ in range(600))
-        rows = [{"id": f"m{n}", "note": "x", "data": "{}"} for n in range(20)]
-        rows[3]["note"], rows[17]["data"] = long, "[" * 100_000
-        counts = place.run(rows, table="notes")
-        assert (counts.handled, counts.quarantined.total()) == (18, 2)
-        assert "index row" in place.set_aside()["m3"][0]
-        assert "stack depth" in place.set_aside()["m17"][0]
+    on_postgresql.execute("CREATE TABLE notes (id VARCHAR(64), note TEXT, data JSON)")
+    on_postgresql.execute("CREATE INDEX ON notes (note)")
+    long = "".join(f"{random.getrandbits(64):016x}" for _ in range(600))
+    rows = [{"id": f"m{n}", "note": "x", "data": "{}"} for n in range(20)]
+    rows[3]["note"], rows[17]["data"] = long, "[" * 100_000
+    counts = on_postgresql.run(rows, table="notes")
+    assert (counts.handled, counts.quarantined.total()) == (18, 2)
+    assert "index row" in on_postgresql.set_aside()["m3"][0]
+    assert "stack depth" in on_postgresql.set_aside()["m17"][0]
 
 
-def test_what_a_trigger_refuses(postgresql_url: str, tmp_path: Path) -> None:
+def test_what_a_trigger_refuses(on_postgresql: Place) -> None:
     """Whatever state of its own it gives: but one that says that the server is at fault."""
-    for place in _place(postgresql_url, tmp_path):
-        place.execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " IF NEW.note <> '' THEN RAISE EXCEPTION 'no: %', NEW.note USING ERRCODE = NEW.note;"
-            " END IF; RETURN NEW; END $$"
-        )
-        place.execute(
-            "CREATE TRIGGER refusing BEFORE INSERT ON payments"
-            " FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
-        refused = ["38000", "45000", "21000", "ZZ123", "09000"]
-        rows = [payment(state, note=state) for state in refused]
-        counts = place.run([payment("fine", note=""), *rows])
-        assert (counts.handled, counts.quarantined.total()) == (1, len(refused))
-        for state in ("53100", "25006", "42501", "42P01", "57014", "XX000"):
-            with pytest.raises(psycopg.Error, match="no: "):
-                place.run([payment("worse", note=state)])
-        assert place.ledger.counts()["tests", State.COMPLETED] == 1
+    on_postgresql.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.note <> '' THEN RAISE EXCEPTION 'no: %', NEW.note USING ERRCODE = NEW.note;"
+        " END IF; RETURN NEW; END $$"
+    )
+    on_postgresql.execute(
+        "CREATE TRIGGER refusing BEFORE INSERT ON payments FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    refused = ["38000", "45000", "21000", "ZZ123", "09000"]
+    rows = [payment(state, note=state) for state in refused]
+    counts = on_postgresql.run([payment("fine", note=""), *rows])
+    assert (counts.handled, counts.quarantined.total()) == (1, len(refused))
+    for state in ("53100", "25006", "42501", "42P01", "57014", "XX000"):
+        with pytest.raises(psycopg.Error, match="no: "):
+            on_postgresql.run([payment("worse", note=state)])
+    assert on_postgresql.ledger.counts()["tests", State.COMPLETED] == 1
 
 
-def test_what_mariadb_refuses(mysql_url: str, tmp_path: Path) -> None:
+def test_what_mariadb_refuses(on_mariadb: Place) -> None:
     """Its driver calls most of it operational: rows too large, partitions, and what is not JSON."""
-    for place in _place(mysql_url, tmp_path):
-        place.execute(
-            "CREATE TABLE parts (id VARCHAR(64), amount INTEGER, data LONGTEXT)"
-            " PARTITION BY RANGE (amount) (PARTITION small VALUES LESS THAN (10))"
-        )
-        [[most]] = place.rows("SELECT @@max_allowed_packet")
-        rows: list[dict[str, Any]] = [
-            {"id": "fine", "amount": 1, "data": "x" * 1_000_000},
-            {"id": "no partition", "amount": 10, "data": ""},
-            {"id": "too large", "amount": 1, "data": "x" * (most + 1)},
-            {"id": "fine too", "amount": 2, "data": "x"},
-        ]
-        counts = place.run(rows, table="parts")
-        assert (counts.handled, counts.quarantined.total()) == (2, 2)
-        assert set(place.set_aside()) == {"no partition", "too large"}
+    on_mariadb.execute(
+        "CREATE TABLE parts (id VARCHAR(64), amount INTEGER, data LONGTEXT)"
+        " PARTITION BY RANGE (amount) (PARTITION small VALUES LESS THAN (10))"
+    )
+    [[most]] = on_mariadb.rows("SELECT @@max_allowed_packet")
+    rows: list[dict[str, Any]] = [
+        {"id": "fine", "amount": 1, "data": "x" * 1_000_000},
+        {"id": "no partition", "amount": 10, "data": ""},
+        {"id": "too large", "amount": 1, "data": "x" * (most + 1)},
+        {"id": "fine too", "amount": 2, "data": "x"},
+    ]
+    counts = on_mariadb.run(rows, table="parts")
+    assert (counts.handled, counts.quarantined.total()) == (2, 2)
+    assert set(on_mariadb.set_aside()) == {"no partition", "too large"}
 
 
 def test_what_sqlite_refuses(here: Place) -> None:
@@ -406,15 +406,12 @@ def price(id_: str, version: int | None, article: str = "tea") -> dict[str, Any]
 
 
 def prices(place: Place) -> list[Any]:
-    """What is in their table."""
     return place.rows("SELECT article, version, price, note FROM prices")
 
 
 @pytest.mark.parametrize("chunk", ["1000", "2"])
 def test_the_newest_row_stays(place: Place, chunk: str) -> None:
-    """Whatever the ids are, in a chunk, between chunks and between batches; what comes too late is
-    handled all the same.
-    """
+    """In a chunk, between chunks and batches; what comes too late is handled all the same."""
     place.execute(_PRICES)
     rows = [
         *(price(f"m{n}", version) for n, version in enumerate([3, 9, 1, 7, None, 2])),
@@ -440,24 +437,14 @@ def test_a_row_without_a_sequence_is_renewed(place: Place) -> None:
     assert prices(place) == [("tea", -1, -10, "mine")]
 
 
-def test_several_drivers_renew_in_no_order(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_several_drivers_renew_in_no_order(place: Place) -> None:
     """Tasks that write the same keys at once, in opposite orders: the newest of all stays."""
-    for kind in STORES:
-        for place in _place(url_of(kind, request, tmp_path), tmp_path / kind):
-            place.execute(_PRICES)
-            rows = [price(f"m{n:04}", n, f"a{n % 7}") for n in range(700)]
-            halves = [rows[::2], rows[1::2][::-1]]
-            tasks = [place.task(chunk="50", **_NEWEST) for _ in halves]
-            threads = [
-                threading.Thread(target=task.run, args=[batches_of(half)])
-                for task, half in zip(tasks, halves, strict=True)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-            assert sum(task.counts.handled for task in tasks) == len(rows)
-            assert prices(place) == [(f"a{n}", 693 + n, 6930 + 10 * n, None) for n in range(7)]
+    place.execute(_PRICES)
+    rows = [price(f"m{n:04}", n, f"a{n % 7}") for n in range(700)]
+    tasks = [place.task(chunk="50", **_NEWEST) for _ in range(2)]
+    at_once(tasks, batches_of(rows[::2]), batches_of(rows[1::2][::-1]))
+    assert sum(task.counts.handled for task in tasks) == len(rows)
+    assert prices(place) == [(f"a{n}", 693 + n, 6930 + 10 * n, None) for n in range(7)]
 
 
 # ---- What others hold --------------------------------------------------------------------------
@@ -471,7 +458,7 @@ def test_a_live_claim_is_waited_for(place: Place) -> None:
         target=task.run, args=[batches_of([payment("done"), payment("x"), payment("failed")])]
     )
     thread.start()
-    _until(lambda: place.ids() == ["x"])
+    wait_until(lambda: place.ids() == ["x"])
     place.ledger.complete(done)
     place.ledger.fail(failed, "no")
     thread.join(30)
@@ -486,7 +473,7 @@ def test_a_live_claim_is_waited_for(place: Place) -> None:
 def test_a_claim_that_has_run_out(here: Place, policy: str, expected: tuple[int, int, int]) -> None:
     """What a leased worker left in doubt: taken over, or counted as the policy says."""
     here.hold("a", "1ms")
-    _until(lambda: here.ledger.now() > (here.record("a").lease_until or 0.0))
+    wait_until(lambda: here.ledger.now() > (here.record("a").lease_until or 0.0))
     counts = here.run([payment("a"), payment("b")], on_in_doubt=policy)
     assert (counts.handled, counts.in_doubt, counts.failed) == expected
 
@@ -506,24 +493,14 @@ def test_other_outcomes(here: Place) -> None:
     assert here.record("handled").state is State.COMPLETED
 
 
-def test_two_drivers_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_two_drivers_at_once(place: Place) -> None:
     """The same rows in opposite orders and chunks: each is there once, and nobody deadlocks."""
-    for kind in STORES:
-        for place in _place(url_of(kind, request, tmp_path), tmp_path / kind):
-            rows = [payment(f"m{n:04}") for n in range(1_500)]
-            tasks = [place.task(chunk="100"), place.task(chunk="130")]
-            orders = [rows, rows[::-1]]
-            threads = [
-                threading.Thread(target=task.run, args=[batches_of(order)])
-                for task, order in zip(tasks, orders, strict=True)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-            assert sum(task.counts.handled for task in tasks) == len(rows)
-            assert sum(task.counts.settled for task in tasks) == 2 * len(rows)
-            assert place.ids() == [row["id"] for row in rows]
+    rows = [payment(f"m{n:04}") for n in range(1_500)]
+    tasks = [place.task(chunk="100"), place.task(chunk="130")]
+    at_once(tasks, batches_of(rows), batches_of(rows[::-1]))
+    assert sum(task.counts.handled for task in tasks) == len(rows)
+    assert sum(task.counts.settled for task in tasks) == 2 * len(rows)
+    assert place.ids() == [row["id"] for row in rows]
 
 
 # ---- Ends --------------------------------------------------------------------------------------
@@ -563,7 +540,7 @@ def test_told_to_stop(here: Place) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    _until(lambda: here.ids() == ["x"])
+    wait_until(lambda: here.ids() == ["x"])
     channel.stop(0.0)
     thread.join(30)
     late = here.task(TaskChannel(channel.address, channel.token))
@@ -587,25 +564,8 @@ def test_a_table_that_is_gone_ends_the_task(place: Place) -> None:
 # ---- Through Spark -----------------------------------------------------------------------------
 
 
-def test_through_the_sink(spark: "SparkSession", here: Place) -> None:
-    """From a DataFrame, by format("oncely"), in several tasks."""
-    payments = spark.range(2_000).selectExpr(
-        "concat('m', id % 1500) AS id", "'a' AS account", "cast(id % 1500 + 1 AS INT) AS amount"
-    )
-    channel = DriverChannel("127.0.0.1")
-    options = here.options(channel=channel.address, channel_token=channel.token)
-    with closing(channel):
-        writer = payments.repartition(3, "id").write.format("oncely").options(**options)
-        writer.mode("append").save()
-        counts = channel.committed()
-    assert (counts.received, counts.handled, counts.duplicates_input) == (2_000, 1_500, 500)
-    assert here.rows("SELECT count(*), sum(amount) FROM payments") == [(1_500, 1_125_750)]
-
-
 def test_several_tasks_renew_in_order(spark: "SparkSession", place: Place) -> None:
-    """However many tasks there are: the messages of one key meet in one, and the last by id wins;
-    copies of an id whose keys differ meet in the ledger.
-    """
+    """Messages of one key meet in one task, and the last by id wins; copies meet in the ledger."""
     balances = spark.range(3_000).selectExpr(
         "concat('m', lpad(cast(id % 2900 AS STRING), 4, '0')) AS id",
         "if(id >= 2900, 'copy', concat('a', id % 50)) AS account",
@@ -618,37 +578,6 @@ def test_several_tasks_renew_in_order(spark: "SparkSession", place: Place) -> No
     found.pop("copy", None)
     # The first hundred ids each came twice, under two accounts; the others tell.
     assert found == {f"a{n}": 2_850 + n for n in range(50)}
-
-
-@pytest.mark.parametrize("setting", ["UTC+3", "GMT+03:00"])
-def test_a_session_with_settings_of_its_own(
-    spark: "SparkSession", here: Place, setting: str
-) -> None:
-    """A zone that only Java knows, Arrow's large types, and names that need backticks."""
-    here.execute('CREATE TABLE odd ("a`b" TEXT PRIMARY KEY, "a.b" TIMESTAMP, "größe x" BLOB)')
-    rows = spark.range(3).selectExpr(
-        "concat('m', id) AS id",
-        "concat('k', id % 2) AS `a``b`",
-        "timestamp_seconds(86400 + id) AS `a.b`",
-        "cast('x' AS BINARY) AS `größe x`",
-    )
-    settings = {
-        "spark.sql.session.timeZone": setting,
-        "spark.sql.execution.arrow.useLargeVarTypes": "true",
-    }
-    options: dict[str, Any] = here.options(table="odd", upsert="a`b")
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        report = process(rows, partitions=2, **options)
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
-    assert (report.handled, report.quarantined) == (3, 0)
-    assert here.rows("SELECT * FROM odd") == [
-        ("k0", "1970-01-02 00:00:02.000000", b"x"),
-        ("k1", "1970-01-02 00:00:01.000000", b"x"),
-    ]
 
 
 def test_a_source_whose_columns_need_backticks(spark: "SparkSession", tmp_path: Path) -> None:
@@ -686,20 +615,3 @@ def test_how_many_tasks_there_are(spark: "SparkSession") -> None:
     for partitions, writers in ((0, None), (None, -1)):
         with pytest.raises(ConfigError, match="is not a whole number of 1 or more"):
             spread(ids, partitions, writers=writers)
-
-
-def test_a_key_that_the_rows_lack(spark: "SparkSession", here: Place) -> None:
-    """It is the sink that says so, in a line."""
-    amounts = spark.range(1).selectExpr("'a' AS id", "1 AS amount")
-    options: dict[str, Any] = here.options(table="balances", upsert="account")
-    with pytest.raises(ConfigError, match="account"):
-        process(amounts, **options)
-
-
-def _until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    waiting = threading.Event()
-    for _ in range(int(seconds / 0.02)):
-        if holds():
-            return
-        waiting.wait(0.02)
-    raise AssertionError("it does not come to hold")

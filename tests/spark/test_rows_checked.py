@@ -1,7 +1,6 @@
 """Mode `rows`: what is checked before a row is written, and the line that a mistake gets."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,12 @@ from pyspark.sql.types import (
 )
 from sqlalchemy import Engine, text
 from tests.conformance.conftest import url_of
-from tests.records import granted
 from tests.spark.payments import NUMBERED
 from tests.turns import in_turn
 
-from oncely import Key, Ledger, Policy, State, open_ledger
-from oncely.core.errors import ConfigError, MessageError
+from oncely.core.errors import ConfigError
 from oncely.spark.modes.table_columns import check_table
 from oncely.spark.modes.target_table import open_target, work_engine
-from oncely.spark.pipeline.config import read_config
 from oncely.spark.sink.sink_options import read_options
 
 OPTIONS = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused", "table": "payments"}
@@ -36,7 +32,6 @@ PAYMENTS = (
 
 
 def schema(**types: DataType) -> StructType:
-    """Of a DataFrame with an id."""
     made = StructType().add("id", types.pop("id", StringType()))
     for name, type_ in types.items():
         made.add(name, type_)
@@ -45,7 +40,6 @@ def schema(**types: DataType) -> StructType:
 
 @pytest.fixture(params=in_turn("database of checked rows", ["sqlite", "postgresql", "mysql"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database of each kind."""
     return url_of(request.param, request, tmp_path)
 
 
@@ -157,98 +151,3 @@ def test_stores_without_transactions() -> None:
     """Rows and records cannot be stored together in Redis."""
     with pytest.raises(ConfigError, match="redis"):
         work_engine("redis://localhost:6379/0")
-
-
-PIPELINE = """
-[pipeline]
-name = "payments"
-consumer = "payments"
-ledger = "sqlite:///ledger.db"
-mode = "rows"
-{pipeline}
-checkpoint = "out/checkpoint"
-quarantine = "out/quarantine"
-[source]
-format = "rate"
-[message]
-id = "cast(value AS STRING)"
-{rest}
-"""
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "rest", "line"),
-    [
-        ("", '[columns]\namount = "value"', "\\[pipeline\\] table: is missing"),
-        ('table = "payments"', "", "\\[columns\\]: is missing"),
-        ('table = "p"\nsequence_by = "a"', '[columns]\na = "value"', "sequence_by: wants a key"),
-        ('table = "p"\nhandler = "a:b"', '[columns]\na = "value"', 'handler: mode = "rows"'),
-        ('table = "p"', 'body = "value"\n[columns]\na = "value"', "\\[message\\] body: "),
-        ('table = "p"', '[columns]\nid = "value"', "\\[columns\\] id: is the message's"),
-    ],
-)
-def test_pipeline_files(tmp_path: Path, pipeline: str, rest: str, line: str) -> None:
-    """The file says which columns of the source go where."""
-    file = tmp_path / "pipeline.toml"
-    file.write_text(PIPELINE.format(pipeline=pipeline, rest=rest))
-    with pytest.raises(ConfigError, match=line):
-        read_config(file)
-
-
-def test_a_pipeline_file_that_is_right(tmp_path: Path) -> None:
-    """Its columns and key are there."""
-    file = tmp_path / "pipeline.toml"
-    keys = 'table = "payments"\nupsert = ["account"]'
-    file.write_text(PIPELINE.format(pipeline=keys, rest='[columns]\namount = "value"'))
-    config = read_config(file)
-    assert config.columns == {"amount": "value"}
-    assert (config.pipeline.table, config.pipeline.upsert) == ("payments", ["account"])
-
-
-# ---- The ledger's part -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    """A ledger in it."""
-    with closing(open_ledger(url)) as opened:
-        opened.migrate()
-        yield opened
-
-
-def test_completing_what_is_new(engine: Engine, ledger: Ledger) -> None:
-    """Those without a record are completed as by two calls; nothing else changes."""
-    one, other = Key("tests", "one"), Key("tests", "other")
-    ledger.claim(one)
-    before = ledger.find(one)
-    with engine.begin() as connection, ledger.transaction(connection) as inbox:
-        inbox.complete(granted(inbox.claim(other)))
-        assert inbox.complete_new("tests", {"one", "two", "three", "é"}) == {"two", "three", "é"}
-        with pytest.raises(MessageError, match="empty"):
-            inbox.complete_new("tests", ["four", ""])
-    assert ledger.find(one) == before
-    by_calls, at_once = ledger.find(other), ledger.find(Key("tests", "two"))
-    assert by_calls is not None
-    assert at_once is not None
-    same = ("state", "attempts", "fence", "lease_until", "metadata", "result", "duplicates")
-    assert [getattr(at_once, name) for name in same] == [getattr(by_calls, name) for name in same]
-    assert ledger.counts()[("tests", State.COMPLETED)] == 4
-
-
-def test_what_was_completed_lately(engine: Engine, ledger: Ledger) -> None:
-    """Those that are completed, with when they were first seen; unless each is to be taken down."""
-    names = ["done", "held", "failed", "elsewhere"]
-    claims = {name: granted(ledger.claim(Key("tests", name))) for name in names[:3]}
-    ledger.complete(claims["done"])
-    ledger.fail(claims["failed"], "no", final=True)
-    ledger.complete(granted(ledger.claim(Key("others", "elsewhere"))))
-    done = ledger.find(Key("tests", "done"))
-    assert done is not None
-    daily = Policy(count_duplicates="daily")
-    with engine.begin() as connection, ledger.transaction(connection) as inbox:
-        found = inbox.lately_completed("tests", [*names, "new"], daily)
-        assert found == {"done": pytest.approx(done.first_seen, abs=1e-5)}
-        assert inbox.lately_completed("tests", names, Policy()) == {}
-        assert inbox.lately_completed("tests", [], daily) == {}
-        short = Policy(count_duplicates="daily", retention="1ms")
-        assert inbox.lately_completed("tests", names, short) == {}

@@ -183,9 +183,7 @@ def test_a_password_in_a_url_is_masked_in_errors(frame: Frame, write: "Write") -
 def test_a_secret_that_is_missing(
     location: str, told: str, told_by_driver: str, frame: Frame, write: "Write"
 ) -> None:
-    """A secret is read where the task runs, and by the driver in mode `rows`; one that is missing
-    there is told in a line.
-    """
+    """It is read where the task runs, or by the driver in mode `rows`; each says so in a line."""
     with pytest.raises(PySparkException, match=rf"ConfigError: ledger: .*{told}"):
         write(frame("a"), ledger=location)
     with pytest.raises(PySparkException, match=rf"ConfigError: ledger: .*{told_by_driver}"):

@@ -13,9 +13,7 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def test_it_is_left_running_with_its_settings(spark: SparkSession) -> None:
-    """What it was told holds beside it, under the settings that are asked for there; the user's
-    session goes on with its own.
-    """
+    """Settings that are asked for hold beside it; it goes on with its own."""
     spark.conf.set(_ANSI, "true")
     try:
         with session("another", {_PARTITIONS: "5"}) as beside:

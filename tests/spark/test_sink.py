@@ -10,9 +10,9 @@ import pytest
 from pyspark.errors import PySparkException
 from tests.conditions import wait_until
 
-from oncely import Claim, Granted, Key, Ledger, Policy, State
+from oncely import Claim, ConfigError, Granted, Key, Ledger, Policy, State
 from oncely.core.commands import Outcome
-from oncely.core.waiting import retries_of
+from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,54 +22,15 @@ Frame = Callable[..., "DataFrame"]
 
 
 def claimed(ledger: Ledger, id_: str, lease: str) -> Claim:
-    """A claim that somebody else holds."""
     outcome = ledger.claim(Key("tests", id_), lease)
     assert isinstance(outcome, Granted)
     return outcome.claim
 
 
 def set_aside(folder: Path) -> list[dict[str, Any]]:
-    """What is in the quarantine."""
     return [
         row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()
     ]
-
-
-def test_each_message_is_handled_once(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """Unique messages have one effect each, and their records are completed."""
-    counts = write(frame(*(f"m{n}" for n in range(2_500)), partitions=3))
-    assert (counts.received, counts.handled, counts.settled) == (2_500, 2_500, 2_500)
-    assert set(effects.per_message().values()) == {1}
-    assert ledger.counts() == {("tests", State.COMPLETED): 2_500}
-
-
-def test_duplicates_are_told_apart(frame: Frame, write: "Write", effects: "Effects") -> None:
-    """A copy in the same input and one that the ledger knew before count apart."""
-    first = write(frame("a", "b", "a", "a"))
-    again = write(frame("a", "b", "c"))
-    assert (first.handled, first.duplicates_input, first.duplicates_ledger) == (2, 2, 0)
-    assert (again.handled, again.duplicates_input, again.duplicates_ledger) == (1, 0, 2)
-    assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
-
-
-def test_copies_in_two_tasks_have_one_effect(
-    frame: Frame, write: "Write", effects: "Effects"
-) -> None:
-    """Where copies meet in different tasks, one waits for the other and finds a duplicate."""
-    ids = [f"m{n}" for n in range(500)]
-    # Dealt out in turn to three tasks: 500 apart is never the same one.
-    counts = write(frame(*ids, *ids, partitions=3), since="0")
-    assert (counts.handled, counts.duplicates_input) == (500, 500)
-    assert set(effects.per_message().values()) == {1}
-
-
-def test_a_storm_of_copies_has_one_effect(frame: Frame, write: "Write", effects: "Effects") -> None:
-    """One id a thousand times is one effect, in bounded work."""
-    counts = write(frame(*["same"] * 1_000))
-    assert (counts.handled, counts.duplicates_input) == (1, 999)
-    assert effects.per_message() == {"same": 1}
 
 
 def test_what_is_no_message_is_set_aside(
@@ -121,20 +82,6 @@ def test_a_session_with_settings_of_its_own(
     ]
 
 
-def test_bytes_that_are_no_text(
-    frame: Frame, write: "Write", spark: "SparkSession", effects: "Effects"
-) -> None:
-    """An id that is no UTF-8 is set aside, a body that is none stays the bytes that it is."""
-    bad = "cast(X'FF41' as string)"
-    source = f"'{effects.path}' as source"
-    messages = spark.sql(
-        f"select {bad} as id, '{{}}' as body, {source} union all select 'good', {bad}, {source}"
-    )
-    counts = write(messages)
-    assert counts.quarantined == {"id with a lone surrogate": 1}
-    assert counts.handled == 1
-
-
 def test_rejected_messages_are_set_aside_every_time(
     frame: Frame, write: "Write", ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -160,41 +107,6 @@ def test_another_body_under_a_known_id(frame: Frame, write: "Write", effects: "E
     assert effects.per_message() == {"a": 1}
 
 
-def test_failures_are_tried_again(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """A failed message waits, and runs again in a write after its delay."""
-    options = {"tries": "3", "backoff": "400ms, 1s"}
-    counts = write(frame("a", "b", "a"), "fail_first", **options)
-    assert (counts.duplicates_input, counts.waiting, counts.failed) == (1, 2, 0)
-    wait_until(lambda: ledger.mailbox.free_in_s(retries_of("tests")) == 0)
-    counts = write(frame("c"), "work", **options)
-    assert (counts.received, counts.handled) == (3, 3)
-    assert {line["id"]: line["attempt"] for line in effects.lines()} == {"a": 2, "b": 2, "c": 1}
-    assert {line["fence"] for line in effects.lines()} == {1, 2}
-
-
-def test_tries_end(frame: Frame, write: "Write", ledger: Ledger) -> None:
-    """A message that fails every time is reported failed, its error kept without the password."""
-    messages = frame(("a", '{"bad": true}'), "b")
-    counts = write(messages, "fail_bad", tries="2", backoff="0s")
-    again = write(messages, "fail_bad", tries="2", backoff="0s")
-    assert (counts.handled, counts.failed) == (1, 1)
-    assert (again.duplicates_ledger, again.failed) == (1, 1)
-    record = ledger.find(Key("tests", "a"))
-    assert record is not None
-    assert (record.attempts, record.exhausted) == (2, True)
-    assert record.error == "ValueError: password=*** is bad"
-
-
-def test_unrecoverable_is_not_tried_again(frame: Frame, write: "Write", ledger: Ledger) -> None:
-    """A failure that is declared final takes one try."""
-    assert write(frame("a"), "give_up").failed == 1
-    record = ledger.find(Key("tests", "a"))
-    assert record is not None
-    assert record.attempts == 1
-
-
 def test_a_live_claim_is_waited_for(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
 ) -> None:
@@ -213,46 +125,17 @@ def test_a_live_claim_is_waited_for(
     assert effects.per_message() == {"b": 1}
 
 
-def test_a_claim_that_ran_out_is_taken_over(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """With the default policy a claim whose holder is gone runs again, under the next fence."""
-    claimed(ledger, "a", "1s")
-    assert write(frame("a")).handled == 1
-    assert [line["fence"] for line in effects.lines()] == [2]
-
-
-def test_hold_reports_what_is_in_doubt(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """Under `hold` a claim that ran out is reported, and does not run."""
-    claimed(ledger, "a", "500ms")
-    counts = write(frame("a", "b"), on_in_doubt="hold")
-    assert (counts.handled, counts.in_doubt) == (1, 1)
-    assert effects.per_message() == {"b": 1}
-
-
 def test_a_probe_decides_what_is_in_doubt(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
 ) -> None:
-    """What a probe finds out completes the message, runs it, or leaves it in doubt."""
-    findings = ("happened", "not_happened", "unknown")
+    """It completes the message, or runs it; one that fails or does not know leaves the doubt."""
+    findings = ("happened", "not_happened", "unknown", "no answer")
     for id_ in findings:
         claimed(ledger, id_, "500ms")
-    messages = frame(*((id_, f'{{"finding": "{id_}"}}') for id_ in findings))
+    messages = frame("new", *((id_, f'{{"finding": "{id_}"}}') for id_ in findings))
     counts = write(messages, on_in_doubt="handlers:happened")
-    assert (counts.handled, counts.duplicates_ledger, counts.in_doubt) == (1, 1, 1)
-    assert effects.per_message() == {"not_happened": 1}
-
-
-def test_a_probe_that_fails_leaves_the_doubt(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """A probe that raises ends nothing: its message stays in doubt, the others are handled."""
-    claimed(ledger, "b", "500ms")
-    counts = write(frame("a", "b", "c"), on_in_doubt="handlers:probe_down")
-    assert (counts.handled, counts.in_doubt) == (2, 1)
-    assert effects.per_message() == {"a": 1, "c": 1}
+    assert (counts.handled, counts.duplicates_ledger, counts.in_doubt) == (2, 1, 2)
+    assert effects.per_message() == {"not_happened": 1, "new": 1}
 
 
 @pytest.mark.parametrize(
@@ -267,9 +150,7 @@ def test_a_bad_message_keeps_no_other_from_being_stored(
     options: dict[str, str],
     failed: int,
 ) -> None:
-    """What goes wrong with one message of a chunk is that message's failure alone; a result that
-    cannot be kept is set aside with its reason.
-    """
+    """What goes wrong with one message of a chunk is that message's failure alone."""
     messages = frame(("a", '{"bad": true}'), "b", "c")
     counts = write(messages, function, tries="1", **options)
     set_aside = sum(counts.quarantined.values())
@@ -280,60 +161,31 @@ def test_a_bad_message_keeps_no_other_from_being_stored(
 def test_a_full_quarantine_keeps_no_other_from_being_stored(
     frame: Frame, write: "Write", ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Where the quarantine cannot be written any more the task fails, but what was done is
-    completed.
-    """
+    """The task fails, but what was done is completed."""
     with pytest.raises(PySparkException, match="quarantine"):
         write(frame(("a", '{"bad": true}'), "b", "c"), "spoil_and_reject_bad")
     assert (tmp_path / "quarantine").is_file()
     assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
 
 
-def test_rejections_keep_their_reason(frame: Frame, write: "Write") -> None:
-    """A rejection of a type of its own, or without a text, is the same when it comes again."""
-    first, again = (write(frame("a", "b"), "reject_by_type") for _ in range(2))
-    assert first.quarantined == again.quarantined == {"nobody": 1, "no reason given": 1}
-
-
-def test_a_handlers_own_fence_is_a_failure_like_others(
-    frame: Frame, write: "Write", effects: "Effects"
-) -> None:
-    """An error about another claim, raised by the handler, says nothing about this one."""
-    assert write(frame("a"), "nest", backoff="0s").handled == 1
-    assert [line["attempt"] for line in effects.lines()] == [2]
-
-
-def test_a_handler_that_exits_has_failed(frame: Frame, write: "Write", effects: "Effects") -> None:
-    """SystemExit is a failed attempt, as an exception is: its tries are counted."""
-    messages = frame("a", ("b", '{"breaks": true}'), "c")
-    counts = write(messages, "act_and_exit", tries="2", backoff="0s")
-    assert (counts.handled, counts.failed) == (2, 1)
-    assert effects.per_message() == {"a": 1, "b": 2, "c": 1}
-
-
-def test_skip_leaves_the_record_failed(frame: Frame, write: "Write", ledger: Ledger) -> None:
-    """Under `skip` a failure is not tried again, and a redelivery passes as a duplicate."""
-    messages = frame(("a", '{"bad": true}'))
-    assert write(messages, "fail_bad", on_failed="skip").failed == 1
-    assert write(messages, "fail_bad", on_failed="skip").duplicates_ledger == 1
-    record = ledger.find(Key("tests", "a"))
-    assert record is not None
-    assert (record.state, record.exhausted, record.attempts) == (State.FAILED, False, 1)
-
-
 def test_values_that_python_cannot_hold(
     write: "Write", spark: "SparkSession", effects: "Effects"
 ) -> None:
-    """A time beyond year 9999 and headers that are not text are set aside; the others go on."""
-    source = f"'{effects.path}' as source, '{{}}' as body"
-    late, text = "timestamp_seconds(1e12)", "cast(X'FF41' as string)"
-    messages = spark.sql(
-        f"select 'a' as id, {late} as time, map('h', 'x') as headers, {source} union all "
-        f"select 'b', null, map('h', {text}), {source} union all "
-        f"select 'c', null, null, {source}"
-    )
-    counts = write(messages)
-    assert counts.quarantined == {"unreadable time": 1, "unreadable headers": 1}
+    """Ids and headers that are not text and times beyond year 9999 are set aside, not bodies."""
+    text, source = "cast(X'FF41' as string)", f"'{effects.path}' as source"
+    rows = [
+        (text, "'{}'", "null", "null"),
+        ("'a'", "'{}'", "timestamp_seconds(1e12)", "map('h', 'x')"),
+        ("'b'", "'{}'", "null", f"map('h', {text})"),
+        ("'c'", text, "null", "null"),
+    ]
+    selects = [
+        f"select {id_} as id, {body} as body, {time} as time, {headers} as headers, {source}"
+        for id_, body, time, headers in rows
+    ]
+    counts = write(spark.sql(" union all ".join(selects)))
+    reasons = ["id with a lone surrogate", "unreadable time", "unreadable headers"]
+    assert counts.quarantined == dict.fromkeys(reasons, 1)
     assert effects.per_message() == {"c": 1}
 
 
@@ -362,39 +214,6 @@ def test_a_claim_without_end_is_not_waited_for_for_ever(
     """A claim that never runs out is in doubt after one lease of waiting."""
     claimed(ledger, "a", "none")
     assert write(frame("a"), lease="1s").in_doubt == 1
-
-
-def test_an_error_of_the_input_doubles_nothing(
-    frame: Frame, write: "Write", effects: "Effects"
-) -> None:
-    """A task whose rows stop coming in its first attempt runs again; no effect happens twice."""
-    from pyspark.sql import functions as f
-
-    @f.udf("string", useArrow=False)
-    def body(id_: str) -> str:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        if id_ == "m700" and context is not None and context.attemptNumber() == 0:
-            raise OSError("the input is gone")
-        return "{}"
-
-    rows = frame(*(f"m{n}" for n in range(1_000)))
-    write(rows.withColumn("body", body("id")), chunk="100")
-    assert effects.per_message() == {f"m{n}": 1 for n in range(1_000)}
-
-
-def test_a_killed_worker_leaves_what_is_in_doubt(
-    frame: Frame, write: "Write", effects: "Effects"
-) -> None:
-    """Under `hold`, after a worker was killed: no effect twice, and what has none is in doubt."""
-    rows = [(f"m{n:03}", "{}") for n in range(400)]
-    rows[250] = ("m250", '{"breaks": true}')
-    counts = write(frame(*rows), "be_killed", on_in_doubt="hold", lease="2s")
-    done = effects.per_message()
-    assert set(done.values()) == {1}
-    assert counts.in_doubt >= 400 - len(done) > 0
-    assert counts.settled == 400
 
 
 def test_a_long_handler_keeps_its_claims(
@@ -426,24 +245,23 @@ def test_a_long_handler_keeps_its_claims(
     ("options", "said"),
     [
         ({"consumer": ""}, "option consumer: missing"),
-        ({"handler": "nowhere:to_be_found"}, "handler: 'nowhere:to_be_found' cannot be imported"),
-        ({"handler": "handlers"}, 'names no function; write "module:function"'),
-        ({"ledger": "oracle://x"}, "is not of a known kind"),
         ({"ledger": "memory://"}, "is seen by one process only"),
+        ({"ledger": "redis://h", "mode": "transactional"}, 'no transactions.*mode "leased"'),
         ({"tries": "many"}, "tries: 'many' is not a whole number"),
         ({"tires": "3"}, "tires: there is no such key; did you mean 'tries'?"),
         ({"mode": "leashed"}, "option mode: 'leashed' is not offered"),
         ({"mode": "rows"}, 'option handler: mode "rows" calls none; drop it, or write another'),
+        ({"mode": "rows", "handler": "", "table": "t", "archive": "/a"}, "option archive: "),
         ({"lease": "0s"}, "a lease of zero"),
         ({"on_outage": "run"}, "on_outage: on Spark it is always 'pause'"),
     ],
 )
-def test_wrong_options_say_so(
-    frame: Frame, write: "Write", options: dict[str, str], said: str
-) -> None:
-    """A wrong option ends the write with words that name it."""
-    with pytest.raises(PySparkException, match=said.replace("(", r"\(")):
-        write(frame("a"), **options)
+def test_wrong_options_say_so(options: dict[str, str], said: str) -> None:
+    """In one line that names the option."""
+    given = {"consumer": "tests", "ledger": "sqlite:///unused.db", "handler": "handlers:work"}
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_options(given | options)
+    assert "\n" not in str(raised.value)
 
 
 def test_wrong_columns_say_so(frame: Frame, write: "Write") -> None:
@@ -461,32 +279,3 @@ def test_overwrite_is_refused(frame: Frame, ledger_url: str) -> None:
     writer = frame("a").write.format("oncely").options(consumer="c", ledger=ledger_url)
     with pytest.raises(PySparkException, match="effects cannot be undone"):
         writer.option("handler", "handlers:work").mode("overwrite").save()
-
-
-def test_a_stream_writes_each_batch(
-    spark: "SparkSession", effects: "Effects", tmp_path: Path, ledger_url: str, ledger: Ledger
-) -> None:
-    """The sink of a streaming query: copies in other batches are duplicates, bad rows are kept."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for n in range(3):
-        rows = [f'{{"id": "m{i}"}}' for i in range(n * 10, n * 10 + 20)] + ["{}"]
-        (folder / f"{n}.json").write_text("\n".join(rows))
-    messages = (
-        spark.readStream.schema("id string")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(folder))
-        .selectExpr("id", f"'{effects.path}' as source")
-    )
-    query = (
-        messages.writeStream.format("oncely")
-        .options(consumer="tests", ledger=ledger_url, handler="handlers:work")
-        .options(handler_path=str(Path(__file__).parent), quarantine=str(tmp_path / "quarantine"))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
-    assert effects.per_message() == {f"m{i}": 1 for i in range(40)}
-    assert ledger.counts() == {("tests", State.COMPLETED): 40}
-    assert [row["reason"] for row in set_aside(tmp_path / "quarantine")] == ["missing id"] * 3

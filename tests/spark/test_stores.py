@@ -20,12 +20,9 @@ from oncely.spark.ledgers import migrated_ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from tests.servers import Postgresql
     from tests.spark.conftest import Effects, Write
 
 Frame = Callable[..., "DataFrame"]
-
-_MOST_TURNS = 10
 
 
 @pytest.mark.parametrize("kind", in_turn("store of the sink", SHARED))
@@ -63,9 +60,7 @@ def test_every_store(
 def test_connections_are_bounded_by_running_tasks(
     mode: str, own: dict[str, str], frame: Frame, write: "Write", postgresql_url: str
 ) -> None:
-    """However many tasks and jobs there are: a Python worker has a connection for its task, and one
-    for its heartbeat or its ledger, at most. Beside Spark's workers only the driver has any.
-    """
+    """A Python worker has two at most, and beside Spark's workers only the driver has any."""
     with psycopg.connect(postgresql_url) as connection:
         connection.execute("CREATE TABLE payments (id text, body text, source text)")
         connection.execute("CREATE TABLE effects (name text)")
@@ -95,34 +90,9 @@ def test_ledgers_of_many_places_are_closed(postgresql_url: str) -> None:
     first.close()
 
 
-def test_workers_outlive_their_server(
-    frame: Frame, write: "Write", effects: "Effects", private_postgresql: "Postgresql"
-) -> None:
-    """Workers whose connections have died with the server go on when it is back."""
-    url = private_postgresql.url
-    ids = [f"m{number}" for number in range(100)]
-    before: set[int] = set()
-    # Until all that are there have had a turn.
-    for turn in range(_MOST_TURNS):
-        done = len(effects.lines())
-        write(frame(*(f"{turn}-{id_}" for id_ in ids), partitions=2), ledger=url)
-        used = {line["pid"] for line in effects.lines()[done:]}
-        if used <= before:
-            break
-        before |= used
-    done = len(effects.lines())
-    private_postgresql.kill()
-    private_postgresql.start()
-    counts = write(frame(*(f"0-{id_}" for id_ in ids), *ids, partitions=2), ledger=url)
-    assert (counts.handled, counts.duplicates_ledger) == (100, 100)
-    assert {line["pid"] for line in effects.lines()[done:]} <= before
-
-
 @contextmanager
 def counting(url: str) -> Iterator[tuple[list[Counter[int]], set[int]]]:
-    """Meanwhile, how many connections to a database other processes have, again and again; and
-    which Python workers Spark has had.
-    """
+    """Connections of other processes, again and again; and the Python workers that were there."""
     counts: list[Counter[int]] = []
     seen: set[int] = set()
     over = threading.Event()

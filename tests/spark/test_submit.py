@@ -61,9 +61,7 @@ print(json.dumps(report.as_dict()))
 
 
 def test_brought_along(tmp_path: Path) -> None:
-    """Where no Python has oncely installed, a zip of it does: the driver, its planner and the
-    workers take it from there, tables are migrated, and handlers come along as a module.
-    """
+    """Where no Python has oncely installed, driver, planner and workers take it from a zip."""
     (tmp_path / "sitecustomize.py").write_text(_NOT_INSTALLED)
     (tmp_path / "charging.py").write_text(_HANDLER)
     (tmp_path / "program.py").write_text(_PROGRAM)
@@ -130,7 +128,6 @@ id = "id"
 
 
 def _submit(programs: Programs, master: str, tmp_path: Path, ledger: str) -> dict[str, Any]:
-    """Give the program to the cluster; return what it says."""
     settings = {
         "spark.driver.host": MASTER,
         "spark.driver.bindAddress": MASTER,
@@ -162,9 +159,7 @@ def _submit(programs: Programs, master: str, tmp_path: Path, ledger: str) -> dic
 
 @pytest.mark.timeout(600)
 def test_a_cluster(tmp_path: Path, postgresql_url: str) -> None:
-    """A pipeline and its handlers run where --master says, with its settings, also where the file
-    names another master; a ledger that is a file is refused before anything runs.
-    """
+    """A pipeline runs where --master says; a ledger that is a file is refused."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.json").write_text("".join(f'{{"id": "{n}"}}\n' for n in range(20)))
     (tmp_path / "handlers.py").write_text(_CLUSTERED)

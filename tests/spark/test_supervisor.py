@@ -4,7 +4,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,13 +12,13 @@ from pyarrow import RecordBatch
 from tests.records import granted
 from tests.spark.conftest import HERE, Effects
 
-from oncely import Ledger, State, open_ledger
+from oncely import Ledger, State
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
 from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.journal import Entry, Journal
+from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, read_options
@@ -29,22 +28,13 @@ BAD = '{"bad": true}'
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Mapping[str, str]:
-    """Of the sink, without a handler."""
+def options(tmp_path: Path, ledger: Ledger, ledger_url: str) -> Mapping[str, str]:
     return {
         "consumer": "tests",
-        "ledger": f"sqlite:///{tmp_path}/ledger.db",
+        "ledger": ledger_url,
         "handler_path": str(HERE),
         "quarantine": str(tmp_path / "quarantine"),
     }
-
-
-@pytest.fixture
-def ledger(options: Mapping[str, str]) -> Iterator[Ledger]:
-    """The ledger there."""
-    with closing(open_ledger(options["ledger"])) as opened:
-        opened.migrate()
-        yield opened
 
 
 def batches(effects: Effects, *rows: tuple[str | None, str]) -> list[RecordBatch]:
@@ -55,7 +45,6 @@ def batches(effects: Effects, *rows: tuple[str | None, str]) -> list[RecordBatch
 
 
 def run(options: SinkOptions, rows: Iterable[RecordBatch]) -> Counts:
-    """Run a task to its end."""
     quarantine = Quarantine(options.quarantine, "batch")
     counts = TaskSupervisor(options, quarantine, "batch-0").run(iter(rows))
     quarantine.close()
@@ -69,9 +58,7 @@ def test_deaths_one_after_another(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a process had begun is known to the next but one, where the next dies before it says
-    what becomes of it.
-    """
+    """What a process had begun is known to the next but one."""
     once, whole = tmp_path / "once", LeasedTask._inherit
 
     def inherit(task: LeasedTask, row: Row, entry: Entry) -> bool:
@@ -132,19 +119,6 @@ def test_an_input_that_breaks(options: Mapping[str, str], effects: Effects) -> N
     assert effects.per_message() == {"a": 1, "b": 1}
 
 
-def test_the_journal_outlives_its_writer() -> None:
-    """Who reads its memory knows what was begun and not stored."""
-    journal = Journal()
-    for number in range(4):
-        journal.begin(number, fence=number + 1)
-    journal.returned(0)
-    journal.returned(2)
-    journal.forget({0, 1})
-    journal.begin(9, fence=1)
-    journal.returned(9)
-    assert sorted(journal.entries()) == [Entry(2, 3, True), Entry(3, 4, False), Entry(9, 1, True)]
-
-
 def test_a_copy_of_what_is_in_doubt(options: Mapping[str, str], effects: Effects) -> None:
     """It is in doubt, too: that the task has asked for its id before gives it no claim."""
     given = {**options, "handler": "handlers:kill_at_bad", "on_in_doubt": "hold", "chunk": "2"}
@@ -185,13 +159,6 @@ def test_a_child_that_lives_on(options: Mapping[str, str], effects: Effects) -> 
     assert (counts.handled, counts.failed) == (1, 1)
     # Whoever waits for the line to end would wait for the child, which waits for this.
     (effects.path.parent / "go").touch()
-
-
-def test_an_empty_batch(options: Mapping[str, str], effects: Effects) -> None:
-    """Spark may hand over one without rows."""
-    [batch] = batches(effects, ("a", "{}"))
-    read = read_options({**options, "handler": "handlers:work"})
-    assert run(read, [batch.slice(0, 0), batch, batch.slice(0, 0)]).handled == 1
 
 
 def test_rows_that_wait_hold_nothing_else(

@@ -3,8 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,16 @@ from tests.conditions import wait_until
 from tests.meddling import MeddlingStore
 from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, task_of, use
 
-from oncely import Ledger, Message, Retry, State, StoreUnavailable, open_ledger
+from oncely import (
+    FencedError,
+    Ledger,
+    Message,
+    Retry,
+    State,
+    StoreUnavailable,
+    Unrecoverable,
+    open_ledger,
+)
 from oncely.core.waiting import retries_of
 from oncely.spark.modes.due_retries import DueRetries
 from oncely.spark.sink.channel import Stopped, TaskChannel
@@ -21,32 +29,17 @@ from oncely.spark.sink.counts import Counts
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.open_store import open_sessions
 
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """Of a ledger in a file."""
-    return f"sqlite:///{tmp_path / 'ledger.db'}"
-
-
-@pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    """The ledger there."""
-    with closing(open_ledger(url)) as opened:
-        opened.migrate()
-        yield opened
-
-
 Run = Callable[..., Counts]
 
 
 @pytest.fixture(params=["leased", "transactional"])
-def run(request: pytest.FixtureRequest, ledger: Ledger, url: str, tmp_path: Path) -> Run:
+def run(request: pytest.FixtureRequest, ledger: Ledger, ledger_url: str, tmp_path: Path) -> Run:
     """Run a task in each mode with a handler; what its handler is given is a message alone."""
 
     def run_leased(handler: Callable[[Message], Any], *rows: Any, **options: Any) -> Counts:
         return run_task(ledger, handler, tmp_path, rows, **options)
 
-    begins = open_sessions(url)
+    begins = open_sessions(ledger_url)
 
     def run_transactional(handler: Callable[[Message], Any], *rows: Any, **options: Any) -> Counts:
         def handle(message: Message, _: object) -> Any:
@@ -58,12 +51,10 @@ def run(request: pytest.FixtureRequest, ledger: Ledger, url: str, tmp_path: Path
 
 
 def fail(message: Message) -> None:
-    """Never succeed."""
     raise ValueError("never")
 
 
 def fail_b(message: Message) -> None:
-    """Succeed with every message but one."""
     if message.id == "b":
         raise ValueError("never")
 
@@ -146,14 +137,16 @@ def test_a_dead_letter_has_the_body(run: Run, ledger: Ledger) -> None:
     assert not [*ledger.dead()]
 
 
-def test_what_is_in_doubt_is_kept_for_people(tmp_path: Path, ledger: Ledger, url: str) -> None:
+def test_what_is_in_doubt_is_kept_for_people(
+    tmp_path: Path, ledger: Ledger, ledger_url: str
+) -> None:
     """With its body, as its delivery is over; where a person lets it run again, a task does."""
     use(tmp_path)
     rows = [{"id": "a", "body": "whole"}]
     hold: dict[str, Any] = {"on_in_doubt": "hold", "lease": "300ms"}
 
     def work() -> None:
-        run_task(open_ledger(url), append, tmp_path, rows, **hold)
+        run_task(open_ledger(ledger_url), append, tmp_path, rows, **hold)
 
     assert is_killed_at("in_handler", 1, work)
     assert run_task(ledger, append, tmp_path, rows, **hold).in_doubt == 1
@@ -164,7 +157,9 @@ def test_what_is_in_doubt_is_kept_for_people(tmp_path: Path, ledger: Ledger, url
     assert (tmp_path / "effects").read_text().split() == ["a", "a"]
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), FencedError("of another")]
+)
 def test_whatever_a_handler_raises_is_a_failure(
     run: Run, ledger: Ledger, error: BaseException
 ) -> None:
@@ -179,6 +174,16 @@ def test_whatever_a_handler_raises_is_a_failure(
     record = ledger.find(key_of("b"))
     assert record is not None
     assert (record.attempts, record.exhausted) == (2, True)
+
+
+def test_what_is_unrecoverable_is_not_tried_again(run: Run, ledger: Ledger) -> None:
+    """One try is enough."""
+
+    def give_up(message: Message) -> None:
+        raise Unrecoverable("no such account")
+
+    assert run(give_up, "a").failed == 1
+    assert [letter.attempts for letter in ledger.dead()] == [1]
 
 
 @pytest.mark.parametrize("way", ["exit", "return", "raise"])

@@ -121,7 +121,6 @@ def left_of(mode: str, folder: Path, ledger_url: str) -> Left:
 
 
 def count_effects(mode: str, folder: Path, ledger_url: str) -> int:
-    """How many there are by now."""
     if mode not in _IN_DATABASE:
         return len(_lines(mode, folder))
     with psycopg.connect(ledger_url) as connection:
@@ -130,12 +129,10 @@ def count_effects(mode: str, folder: Path, ledger_url: str) -> int:
 
 
 def _rows(connection: psycopg.Connection, mode: str) -> list[tuple[str, int]]:
-    """Message and fence of each effect in the mode's table."""
     return list(connection.execute(SQL(_ROWS).format(Identifier(mode))))
 
 
 def _lines(mode: str, folder: Path) -> list[tuple[str, int]]:
-    """Message and fence of each effect in the mode's log."""
     log = folder / f"{LOG}{mode}"
     # What follows the last end of a line is being written.
     whole, _, _ = (log.read_text() if log.exists() else "").rpartition("\n")

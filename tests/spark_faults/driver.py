@@ -74,7 +74,6 @@ class Task(NamedTuple):
 
     @property
     def messages(self) -> str:
-        """The folder of what was published."""
         return f"{self.folder}/messages"
 
 
@@ -105,7 +104,6 @@ def _messages(rows: "DataFrame", mode: str, slowest_ms: int) -> "DataFrame":
 
 
 def _stream(spark: "SparkSession", task: Task, mode: str) -> "StreamingQuery":
-    """Begin to stream all that is there."""
     rows = spark.readStream.schema(_SCHEMA).option("maxFilesPerTrigger", 1).json(task.messages)
     stream = _messages(rows, mode, task.slow_ms).writeStream
     options: dict[str, Any] = _options(task, mode)

@@ -66,7 +66,6 @@ def insert_batch(messages: "DataFrame", batch_key: str) -> None:
 
 
 def asked(batch_key: str) -> str:
-    """A probe."""
     try:
         with psycopg.connect(os.environ[DATABASE_VARIABLE]) as connection:
             found = connection.execute(
@@ -78,9 +77,7 @@ def asked(batch_key: str) -> str:
 
 
 def _wait_for_all() -> None:
-    """Streams begin one by one: without this the first would be through before the last begins,
-    and no strike would hit them all.
-    """
+    """Streams begin one by one: no strike is to come before the last has begun."""
     begun = Path(os.environ[LOG_VARIABLE]).with_name(BEGUN)
     while not begun.exists():
         time.sleep(_POLL_S)

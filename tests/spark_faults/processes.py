@@ -80,7 +80,6 @@ class Programs:
         return process
 
     def executors(self) -> list[int]:
-        """The JVMs that run tasks."""
         return self._pids(_EXECUTOR)
 
     def python_workers(self) -> list[int]:
@@ -118,7 +117,6 @@ class Programs:
         )
 
     def last_words(self) -> str:
-        """What they said last."""
         return self._log.read_text(errors="replace")[-_LOG_TAIL:]
 
     def _busy_executor(self) -> int:

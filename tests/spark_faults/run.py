@@ -71,15 +71,12 @@ class Run:
         self._task = self._task._replace(**changes)
 
     def driver(self, checkpoint: Path | None = None) -> "subprocess.Popen[bytes]":
-        """Start one."""
         task = self._task._replace(checkpoint=str(checkpoint or self.checkpoint))
         told = [sys.executable, "-m", "tests.spark_faults.driver", json.dumps(task)]
         return self.programs.start(*told)
 
     def reach(self, driver: "subprocess.Popen[bytes]", share: float) -> None:
-        """Wait until about that share of all effects is there, in each mode; a batch handler has
-        all of a batch at once.
-        """
+        """Wait until about that share of all effects is there, in each mode but batches."""
 
         def has_come() -> bool:
             assert not driver.poll(), f"the driver has given up:\n{self.programs.last_words()}"
@@ -93,10 +90,7 @@ class Run:
         self.programs.wait_for(has_come, f"there are no {effects} effects")
 
     def finish(self, driver: "subprocess.Popen[bytes]") -> None:
-        """Until a driver has ended well: one that gives up is started again, as an operator would.
-
-        Raises AssertionError where none does.
-        """
+        """Until a driver has ended well: one that gives up is started again."""
         for _ in range(_MOST_DRIVERS):
             if self._code(driver) == 0:
                 return
@@ -105,7 +99,6 @@ class Run:
         raise AssertionError(f"no driver ends well:\n{self.programs.last_words()}")
 
     def _code(self, driver: "subprocess.Popen[bytes]") -> int:
-        """How it has ended, once it has."""
         self.programs.wait_for(lambda: driver.poll() is not None, "a driver does not end")
         return driver.returncode
 
@@ -129,11 +122,9 @@ class Run:
                 (self.checkpoint / mode / "commits" / name).unlink(missing_ok=True)
 
     def remove_checkpoint(self) -> None:
-        """Forget all progress."""
         shutil.rmtree(self.checkpoint)
 
     def faults(self) -> list[str]:
-        """What must not be, a sentence each."""
         published = (self._folder / PUBLISHED).read_text().split()
         found = []
         for mode in self._task.modes:

@@ -65,9 +65,7 @@ def executor_frozen(run: Run, _: Postgresql) -> None:
 
 
 def host_frozen(run: Run, _: Postgresql) -> None:
-    """An executor is frozen past the lease together with its Python processes, and goes on; three
-    times, since it has a task of one mode at a time.
-    """
+    """An executor is frozen past the lease with its Python processes, and goes on; three times."""
     run.tell(settings=_CLUSTER)
     driver = run.driver()
     for share in (0.2, 0.4, 0.6):
@@ -138,9 +136,7 @@ def postgresql_restarted(run: Run, postgresql: Postgresql) -> None:
 
 
 def one_after_another(run: Run, postgresql: Postgresql) -> None:
-    """The driver is killed, and its newest commit is lost; of the next one the Python processes are
-    killed, and then the ledger goes away and comes back.
-    """
+    """A killed driver, a lost commit, killed Python processes, and the ledger gone and back."""
     driver = run.driver()
     run.reach(driver, 0.35)
     run.await_open_batch(driver)
