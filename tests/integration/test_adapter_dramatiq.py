@@ -118,22 +118,6 @@ def test_duplicates(
     assert left(rabbitmq_url) == (0, 0)
 
 
-def test_without_results(
-    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
-) -> None:
-    """Where results are not kept, a duplicate leaves the first one's alone."""
-    broker.add_middleware(OnceMiddleware(ledger, keep_result=False))
-    charge = actors.declare("charge", store_results=True)
-    message = charge.send("order")
-    worker.start()
-    assert result_of(broker, message) == 1
-    broker.enqueue(message)
-    key = Key("charge", message.message_id)
-    wait_until(lambda: (r := ledger.find(key)) and r.duplicates == 1)
-    worker.stop()
-    assert result_of(broker, message) == 1
-
-
 def test_failures(
     broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
 ) -> None:

@@ -225,17 +225,6 @@ def test_what_was_done_before_an_outage(ledger: Ledger, monkeypatch: pytest.Monk
         ops.reset(ledger, records, by="ann")
     assert noted(ledger) == [("ann", "reset", "billing", "1", 1, None, "")]
     assert ops.audit(ledger)[0].changed_in_words() == "begun; at least 1 changed (of 2)"
-    ledger.mailbox.keep([aside("3"), aside("4")])
-    discard = ledger.discard_dead
-
-    def discard_once(id_: int) -> int:
-        if len([*ledger.dead()]) == 1:
-            raise StoreUnavailable("gone")
-        return discard(id_)
-
-    monkeypatch.setattr(ledger, "discard_dead", discard_once)
-    with pytest.raises(StoreUnavailable, match=r"^gone; 1 of 2 were changed before that, whether"):
-        ops.discard_letters(ledger, [letter.id for letter in ledger.dead()], by="ann")
 
 
 def test_a_store_without_an_audit() -> None:

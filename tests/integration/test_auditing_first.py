@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import url_of
-from tests.integration.lines import line_to
 from tests.integration.test_auditing import aside, failed, in_doubt, the
 from tests.records import granted
 
@@ -224,21 +223,6 @@ def test_killed_before_the_counts(
 
 
 # ---- The ledger is away ------------------------------------------------------------------------
-
-
-def test_the_reply_to_the_entry_is_lost(postgresql_ledger_url: str) -> None:
-    """Nobody knows whether the entry is stored: it is written again, and the change is made. Of two
-    entries, the one that belongs to no change has no counts.
-    """
-    with line_to(postgresql_ledger_url) as line:
-        key = Key("billing", "1")
-        line.other.fail(granted(line.other.claim(key)), "no", final=True)
-        found = the(line.other, key)
-        # Not the name of the isolation level.
-        line.proxy.cut(b"COMMIT\0", delivers=True)
-        assert ops.reset(line.ledger, [found], by="ann").done == [key]
-        counts = [(each.changed, each.refused) for each in ops.audit(line.other)]
-        assert counts == [(1, 0), (None, None)]
 
 
 def test_ids_that_are_not_usable(full: Full) -> None:

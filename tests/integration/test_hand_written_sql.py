@@ -75,14 +75,6 @@ def test_what_the_service_failed_may_run_again(ledger: Ledger, service: Service)
     assert service.status_and_attempts(_ID) == ("sent", 2)
 
 
-def test_what_the_service_failed_may_be_skipped(ledger: Ledger, service: Service) -> None:
-    """A message that failed for the service is a duplicate, where the policy skips it."""
-    service.mark_processing(_ID, {})
-    service.mark_failed(_ID, "no credit")
-    assert isinstance(ledger.claim(_KEY, policy=Policy(on_failed="skip")), Duplicate)
-    assert service.status(_ID) == "failed"
-
-
 @pytest.mark.parametrize(
     ("metadata", "kept"), [([], None), (["+49"], {"metadata": ["+49"]}), ({"a": 1}, {"a": 1})]
 )
@@ -127,15 +119,6 @@ def test_what_the_ledger_failed_is_read_by_the_service(
     assert service.status(_ID) == "failed"
     found = psql.execute("SELECT metadata FROM processed_messages").fetchone()
     assert found == ({"to": "+49", "error": "ValueError: no credit"},)
-
-
-def test_an_error_is_overwritten_by_either(ledger: Ledger, service: Service) -> None:
-    """Each writes its error over the other's, and leaves the rest of the metadata."""
-    ledger.fail(granted(ledger.claim(_KEY)), "from the ledger")
-    service.mark_failed(_ID, "from the service")
-    assert _found(ledger).metadata == {"error": "from the service"}
-    ledger.fail(granted(ledger.claim(_KEY, metadata={"to": "+49"})), "again")
-    assert _found(ledger).metadata == {"error": "again"}
 
 
 # ---- Both --------------------------------------------------------------------------------------

@@ -228,8 +228,11 @@ def test_scoped_session(place: Place) -> None:
     "driver", ["sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
 )
 @pytest.mark.parametrize("handed", ["connection", "session"])
-def test_coroutines(driver: str, handed: str, request: pytest.FixtureRequest) -> None:
-    """With an AsyncConnection or an AsyncSession it is `async with`, and its calls are awaited."""
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_coroutines(driver: str, handed: str, end: str, request: pytest.FixtureRequest) -> None:
+    """With an AsyncConnection or AsyncSession it is `async with`, and its calls are awaited. What
+    is sent there waits to be sent once that has committed, and never where it has not.
+    """
 
     async def run(place: Place) -> None:
         async with (
@@ -240,40 +243,19 @@ def test_coroutines(driver: str, handed: str, request: pytest.FixtureRequest) ->
                 outcome = await inbox.claim(KEY)
                 assert isinstance(outcome, Granted)
                 await link.execute(text(insertion("abc-123")))
+                await inbox.send("mails", {"order": 1}, key="k")
                 await inbox.complete(outcome.claim)
-            await link.commit()
+            await getattr(link, end)()
 
     with opened(driver.partition("+")[0], request) as place:
         asyncio.run(run(place))
-        assert place.find(KEY).state is State.COMPLETED
-        assert place.rows() == ["abc-123"]
-
-
-@pytest.mark.parametrize(
-    "driver", ["sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
-)
-def test_coroutines_send(driver: str, request: pytest.FixtureRequest) -> None:
-    """What is sent in an AsyncSession waits to be sent once that has committed, and never where it
-    has not; no claim is needed.
-    """
-
-    async def run(place: Place) -> None:
-        async with async_engine_on(place, driver) as engine:
-            for number in range(4):
-                async with AsyncSession(engine) as session:
-                    async with place.ledger.transaction(session) as inbox:
-                        await session.execute(text(insertion(str(number))))
-                        await inbox.send("mails", {"order": number}, key="k")
-                    await (session.commit() if number % 2 else session.rollback())
-
-    with opened(driver.partition("+")[0], request) as place:
-        asyncio.run(run(place))
-        assert place.rows() == ["1", "3"]
         sent = [each.message for each in place.ledger.mailbox.listed(OUTBOX, 9)]
-        assert [(each.body, each.key) for each in sent] == [
-            (b'{"order": 1}', "k"),
-            (b'{"order": 3}', "k"),
-        ]
+        if end == "rollback":
+            assert (place.ledger.find(KEY), place.rows(), sent) == (None, [], [])
+        else:
+            assert place.find(KEY).state is State.COMPLETED
+            assert place.rows() == ["abc-123"]
+            assert [(each.body, each.key) for each in sent] == [(b'{"order": 1}', "k")]
 
 
 @pytest.mark.parametrize(

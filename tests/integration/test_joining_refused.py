@@ -27,7 +27,7 @@ from tests.records import granted
 from oncely.core.errors import ConfigError, EndedError, FencedError, StoreError
 from oncely.core.record import Key, State
 from oncely.engine.transaction import Inbox
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, open_ledger
 
 KEY = Key("billing", "abc-123")
 OTHER = Key("billing", "def-456")
@@ -93,6 +93,16 @@ def test_bare_connection_commits_each_statement(
     assert file is not None
     with closing(sqlite3.connect(file, isolation_level=None)) as plain:
         assert "switch autocommit off" in refusal(sqlite_place.ledger, plain)
+
+
+def test_pipeline(postgresql_ledger_url: str) -> None:
+    """A connection that does not wait for answers cannot tell whether a claim was granted."""
+    with (
+        closing(open_ledger(postgresql_ledger_url)) as ledger,
+        psycopg.connect(postgresql_ledger_url) as connection,
+        connection.pipeline(),
+    ):
+        assert "in a pipeline" in refusal(ledger, connection)
 
 
 def test_another_kind_of_database(sqlite_place: Place, postgresql_url: str) -> None:

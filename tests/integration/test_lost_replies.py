@@ -51,14 +51,6 @@ def test_claims_of_many(line: Line, delivers: bool) -> None:
     assert line.other.counts() == {("billing", State.COMPLETED): len(keys)}
 
 
-def test_first_claim_while_the_server_is_away(line: Line, delivers: bool) -> None:
-    """Whoever repeats a claim under its token until the server is back is granted the first."""
-    line.proxy.cut(_WORD, delivers=delivers, refuses=REFUSES)
-    token = new_token()
-    claim = granted(_until_back(lambda: line.ledger.claim(KEY, "60s", token=token)))
-    _check_is_stored(line, claim, attempts=1)
-
-
 def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> None:
     """The same for a claim after a failure, which can be given back."""
     line.other.fail(granted(line.other.claim(KEY)), "no credit")
@@ -145,14 +137,6 @@ def test_reading(line: Line, delivers: bool) -> None:
     record = line.ledger.find(KEY)
     assert record is not None
     assert record.result == 17
-
-
-def test_forget(line: Line, delivers: bool) -> None:
-    """What is forgotten is gone, whether or not somebody heard of it."""
-    line.other.complete(granted(line.other.claim(KEY)))
-    line.proxy.cut(b"DELETE", delivers=delivers)
-    line.ledger.forget(KEY)
-    assert line.stored() is None
 
 
 def _check_is_stored(line: Line, claim: Claim, attempts: int) -> None:

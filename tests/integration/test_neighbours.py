@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from threading import Barrier
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from tests.integration.callers import Place, opened
 from tests.records import granted
@@ -65,18 +64,3 @@ def test_different_ids(place: Place, work: Callable[[Place, Connection, str, Mee
     with ThreadPoolExecutor(THREADS) as threads:
         errors = sum(threads.map(run, range(THREADS)), Counter[str]())
     assert errors == {}
-
-
-def test_looking_holds_nobody_up(place: Place) -> None:
-    """Of two transactions that have looked for messages that are not there, each marks its own."""
-    with ExitStack() as opened:
-        programs = [opened.enter_context(place.engine.connect()) for _ in range(3)]
-        trackers = [MessageTracker(program, "billing") for program in programs]
-        for n, tracker in enumerate(trackers):
-            assert not tracker.has_processed(str(n))
-        for n, (tracker, program) in enumerate(zip(trackers, programs, strict=True)):
-            program.execute(text("SET innodb_lock_wait_timeout = 5"))
-            tracker.mark_as_processed(str(n))
-            assert tracker.has_processed(str(n))
-        for program in programs:
-            program.commit()

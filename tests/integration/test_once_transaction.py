@@ -18,7 +18,6 @@ from tests.proxy import Proxy
 
 from oncely.core.errors import EndedError, MessageError, StoreError
 from oncely.core.message import Message
-from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.once import once
@@ -30,7 +29,6 @@ _ASYNC = {
     "postgresql": "postgresql+psycopg",
     "mysql": "mysql+asyncmy",
 }
-_RACERS = 16
 
 Charge = Callable[..., Any]
 behind_a_pooler_too = pytest.mark.parametrize("bank", [*_ASYNC, "pooled"], indirect=True)
@@ -146,19 +144,6 @@ def test_failure_undoes_all_and_is_recorded(bank: Bank) -> None:
     assert bank.record().attempts == 2
 
 
-def test_tries_are_spent(bank: Bank) -> None:
-    """Attempts are counted although their transactions are undone."""
-
-    @charged(bank, policy=Policy(tries=2))
-    def charge(message: Message, connection: Connection) -> None:
-        raise ValueError("no money")
-
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no money"):
-            charge(MESSAGE)
-    assert bank.record().exhausted
-
-
 def test_result_that_is_no_json(bank: Bank) -> None:
     """A result that cannot be kept undoes the work: it is known before the commit."""
 
@@ -173,16 +158,30 @@ def test_result_that_is_no_json(bank: Bank) -> None:
     assert bank.record().state is State.FAILED
 
 
-@behind_a_pooler_too
-def test_deliveries_at_once(bank: Bank) -> None:
-    """Of racing deliveries one does the work; none meets an error, however the locks fall."""
+_LEVELS = ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
-    @charged(bank)
+
+@pytest.mark.parametrize(
+    ("bank", "level"),
+    [
+        *((kind, None) for kind in (*_ASYNC, "pooled")),
+        *((kind, level) for kind in ("postgresql", "mysql") for level in _LEVELS),
+    ],
+    indirect=["bank"],
+)
+def test_deliveries_at_once(bank: Bank, level: Any) -> None:
+    """Of racing deliveries one does the work, whatever isolation a program's connections have; none
+    meets an error, however the locks fall.
+    """
+    engine = bank.engine if level is None else engine_on(bank.url, isolation_level=level)
+
+    @charged(bank, engine)
     def charge(message: Message, connection: Connection) -> None:
         insert(connection, message)
 
-    messages = [Message(str(n)) for n in range(20)]
-    at_once(_RACERS, lambda _: [charge(message) for message in messages])
+    messages = [Message(str(n)) for n in range(20 if level is None else 5)]
+    at_once(16 if level is None else 4, lambda _: [charge(message) for message in messages])
+    engine.dispose()
     assert bank.rows() == len(messages)
     assert bank.ledger.counts() == {("billing", State.COMPLETED): len(messages)}
 
@@ -402,44 +401,3 @@ def test_own_errors_stay_what_they_are(bank: Bank) -> None:
             fail()
         assert caught.value is error
     assert bank.rows() == 0
-
-
-def test_own_statement_that_fails(bank: Bank) -> None:
-    """So is the error of a statement of its own, in the transaction."""
-
-    @charged(bank)
-    def charge(message: Message, connection: Connection) -> None:
-        insert(connection)
-        try:
-            connection.execute(text("SELECT nonsense FROM effects WHERE"))
-        except DBAPIError as error:
-            raised.append(error)
-            raise
-
-    raised: list[Exception] = []
-    with pytest.raises(DBAPIError) as caught:
-        charge(MESSAGE)
-    assert [caught.value] == raised
-    assert (bank.record().state, bank.rows()) == (State.FAILED, 0)
-
-
-# ---- Isolation -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "level", ["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
-)
-@pytest.mark.parametrize("bank", ["postgresql", "mysql"], indirect=True)
-def test_isolation_of_every_kind(bank: Bank, level: Any) -> None:
-    """Whatever isolation a program's connections have, of racing deliveries one does the work."""
-    engine = engine_on(bank.url, isolation_level=level)
-
-    @charged(bank, engine)
-    def charge(message: Message, connection: Connection) -> None:
-        insert(connection, message)
-
-    messages = [Message(str(n)) for n in range(5)]
-    at_once(4, lambda _: [charge(message) for message in messages])
-    engine.dispose()
-    assert bank.rows() == len(messages)
-    assert bank.ledger.counts() == {("billing", State.COMPLETED): len(messages)}

@@ -3,13 +3,13 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from itertools import cycle
+from contextlib import ExitStack, closing, contextmanager
+from itertools import cycle, product
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, make_url
 from tests.conditions import wait_until
 from tests.integration.joiners import engine_on
 from tests.records import granted
@@ -59,16 +59,6 @@ def race(ledgers: list[Ledger]) -> dict[tuple[int, str], int]:
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(run, range(THREADS)))
     return grants
-
-
-def test_two_tables_behind_one_pool(ledgers: list[Ledger]) -> None:
-    """Threads that use two tables in turns over the same few sessions: each message is granted
-    once in each.
-    """
-    grants = race(ledgers)
-    assert grants == {(place, str(n)): 1 for place in range(2) for n in range(MESSAGES)}
-    for ledger in ledgers:
-        assert ledger.counts() == {("billing", State.COMPLETED): MESSAGES}
 
 
 def test_nothing_leaks(pooled_url: str, ledgers: list[Ledger]) -> None:
@@ -123,41 +113,38 @@ def test_bad_threshold(postgresql_url: str) -> None:
 # ---- Isolation levels --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("level", "pooled"),
-    [
-        ("read committed", False),
-        ("repeatable read", False),
-        ("serializable", False),
-        ("serializable", True),
-    ],
-)
-def test_isolation_levels_on_postgresql(
-    level: str, pooled: bool, postgresql_url: str, pgbouncer: PgBouncer
-) -> None:
-    """Whatever level sessions of a database begin with, races have one winner, and no error."""
-    name = make_url(postgresql_url).database
-    with psycopg.connect(postgresql_url, autocommit=True) as connection:
-        connection.execute(
-            f'ALTER DATABASE "{name}" SET default_transaction_isolation = "{level}"'.encode()
-        )
-    _check_races(pgbouncer.url_of(str(name)) if pooled else postgresql_url)
+_LEVELS = ("read uncommitted", "read committed", "repeatable read", "serializable")
 
 
 @pytest.mark.parametrize(
-    "level", ["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+    ("kind", "level"),
+    [*product(("postgresql", "mysql"), _LEVELS), ("pooled", "serializable")],
 )
-def test_isolation_levels_on_mariadb(level: str, mysql_url: str, mariadb: str) -> None:
-    """The same on MariaDB."""
-    engine = engine_on(mariadb, isolation_level="AUTOCOMMIT")
+def test_isolation_levels(kind: str, level: str, request: pytest.FixtureRequest) -> None:
+    """Whatever level sessions begin with, races have one winner, and no error."""
+    url = request.getfixturevalue(f"{kind}_url")
+    server = request.getfixturevalue("mariadb" if kind == "mysql" else "postgresql_url")
+    with _all_at(level, kind, server):
+        _check_races(url)
+
+
+@contextmanager
+def _all_at(level: str, kind: str, url: str) -> Iterator[None]:
+    """Inside the block, new sessions of the database, or of MariaDB, begin with this level."""
+    engine = engine_on(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with engine.connect() as connection:
-        before = connection.execute(text("SELECT @@GLOBAL.tx_isolation")).scalar_one()
-        connection.execute(text(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {level}"))
+        if kind != "mysql":
+            name = make_url(url).database
+            change = f'ALTER DATABASE "{name}" SET default_transaction_isolation'
+            connection.exec_driver_sql(f"{change} = '{level}'")
+            yield
+            return
+        before = connection.exec_driver_sql("SELECT @@GLOBAL.tx_isolation").scalar_one()
+        connection.exec_driver_sql(f"SET GLOBAL TRANSACTION ISOLATION LEVEL {level}")
         try:
-            _check_races(mysql_url)
+            yield
         finally:
-            connection.execute(text(f"SET GLOBAL tx_isolation = '{before}'"))
-    engine.dispose()
+            connection.exec_driver_sql(f"SET GLOBAL tx_isolation = '{before}'")
 
 
 def _check_races(url: str) -> None:

@@ -113,20 +113,6 @@ def test_each_end_counts_once(ledger: Ledger) -> None:
     assert worker.claims == 0
 
 
-def test_a_batch_with_duplicates(ledger: Ledger) -> None:
-    """Claims that are granted beside duplicates are held, and their handling is timed."""
-    again = Key("billing", "m0")
-    ledger.complete(granted(ledger.claim(again)))
-    outcomes = ledger.claim_many([again, *(Key("billing", f"m{n}") for n in range(1, 4))])
-    ledger.recorder.tell()
-    [worker] = ledger.operations.workers()
-    assert worker.claims == 3
-    ledger.complete_many([granted(outcome) for outcome in outcomes[1:]])
-    ledger.recorder.tell()
-    [billing] = ledger.operations.activity(0)
-    assert (billing.handled, billing.duplicates, sum(billing.seconds)) == (4, 1, 4)
-
-
 def test_seen_soon(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has begun with something is seen before its first beat: if it is killed, people
     find what it held.

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import psycopg
@@ -16,8 +16,9 @@ from tests.conformance.conftest import ledger_url_of
 from tests.integration.lines import Line
 from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 from tests.integration.test_schema import _run as run_by_hand
-from tests.integration.transacting import WAITING, handle
+from tests.integration.transacting import WAITING
 from tests.records import PARENT, deferred, granted, ids_of
+from tests.servers import Postgresql
 
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, State
@@ -186,6 +187,20 @@ def test_killed_workers(url: str) -> None:
         _check_whole(ledger, workers.handled)
 
 
+def test_killed_postgresql(private_postgresql: Postgresql) -> None:
+    """After a server was killed in the middle of transactions each is whole, or not there."""
+    url = private_postgresql.url
+    with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
+        with _Workers(url) as workers:
+            for _ in range(3):
+                workers.await_more(30)
+                private_postgresql.kill()
+                private_postgresql.start()
+            workers.await_more(30)
+        _check_whole(ledger, workers.handled)
+
+
 class _Workers:
     """Processes that handle messages, until they are killed at the end."""
 
@@ -257,31 +272,3 @@ def _check_whole(ledger: Ledger, handled: dict[str, list[int]]) -> None:
     told = {Key(name, str(number)) for name, numbers in handled.items() for number in numbers}
     assert len(told) >= 60
     assert [key for key in told if records[key].state is not State.HANDLED] == []
-
-
-# ---- Waiting -----------------------------------------------------------------------------------
-
-
-def test_another_process_is_told(store: SqlStore, url: str) -> None:
-    """What another process has deferred ends a wait."""
-    for other in _opened(url):
-        store.wait_for_messages(0)
-        waiter = _Waiter(store)
-        with closing(Ledger(other)) as ledger:
-            handle(ledger, PARENT)
-        waiter.await_end()
-
-
-class _Waiter:
-    """A thread that waits for deferred messages."""
-
-    def __init__(self, store: SqlStore) -> None:
-        self._ended = Event()
-        Thread(target=self._wait, args=(store,), daemon=True).start()
-
-    def _wait(self, store: SqlStore) -> None:
-        store.wait_for_messages(10 * LIMIT_S)
-        self._ended.set()
-
-    def await_end(self) -> None:
-        assert self._ended.wait(LIMIT_S)

@@ -87,33 +87,6 @@ def _is_left(transport: Transport, ledger: Ledger | None) -> list[object]:
     return left + ([] if transport.is_drained(QUEUE) else ["some are in the queue"])
 
 
-def test_both_run(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
-    """Of events that only the newer one takes, and that come to both, it handles each, once; and
-    both go on with what both take.
-    """
-    old = Version(rabbitmq_url, connect(), PLACED)
-    new = Version(rabbitmq_url, connect(), PLACED, RETURNED)
-    placed: list[str] = []
-
-    def both_handle() -> bool:
-        placed.append(f"placed{len(placed)}")
-        transport.publish(f"events:{PLACED}", [Message(placed[-1], b"{}")])
-        return bool(old.handled and new.handled)
-
-    transport.subscribe(QUEUE, [PLACED, RETURNED])
-    with old.at_work() as of_old, new.at_work() as of_new:
-        wait_until(both_handle, pause_s=0.05)
-        _publish_returned(transport)
-        wait_until(lambda: {*IDS} <= {*new.handled})
-        wait_until(lambda: {*placed, *IDS} <= {*old.handled, *new.handled})
-    assert old.handled + new.handled == Counter([*placed, *IDS])
-    assert not {*IDS} & {*old.handled}
-    # Some have come to the older one, too.
-    assert of_old.result().received > len(old.handled)
-    assert of_old.result().dead_lettered == of_new.result().dead_lettered == 0
-    assert _is_left(transport, connect()) == []
-
-
 def test_newer_starts_later(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
     """What has come to the older one alone, again and again, waits for the newer one."""
     old = Version(rabbitmq_url, connect(), PLACED)

@@ -176,22 +176,6 @@ def test_other_mistakes_are_raised(engine: Engine) -> None:
         upsert(connection, BY_INDEX, {"name": "a", "n": None}, "name", update=[])
 
 
-def test_at_once(engine: Engine) -> None:
-    """Threads that write the same key at the same moment leave one row, that of one of them."""
-    barrier = Barrier(THREADS)
-
-    def write(number: int) -> None:
-        with engine.begin() as connection:
-            barrier.wait(60)
-            upsert(connection, BALANCES, balance("a", number), KEY)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(write, range(THREADS)))
-    [(account, amount)] = rows_of(engine, "account", "amount")
-    assert account == "a"
-    assert amount in range(THREADS)
-
-
 def test_many_at_once(engine: Engine) -> None:
     """Threads that write the same rows in opposite orders do not deadlock."""
     barrier = Barrier(THREADS)

@@ -74,32 +74,25 @@ def read_by_mariadb(connection: Connection, statement: str, values: Any) -> floa
     return sum(int(count) for _, count in cursor.fetchall())
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
-def test_windows_on_postgresql(postgresql_ledger_url: str, is_analysed: bool) -> None:
+_FILLING = {
+    "postgresql": f"{_COLUMNS} SELECT md5(n::text), 'billing', 'sent', 1, now(), now(), 1, 2,"
+    f" false, 0 FROM generate_series(1, {_ROWS}) AS n",
+    "mysql": f"{_COLUMNS} SELECT md5(seq), 'billing', 'sent', 1, now(6), now(6), 1, 2, false, 0"
+    f" FROM seq_1_to_{_ROWS}",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_analysed"), [("postgresql", False), ("postgresql", True), ("mysql", False)]
+)
+def test_windows(kind: str, is_analysed: bool, request: pytest.FixtureRequest) -> None:
     """However few records fit, also where the server has no statistics of the table."""
-    filling = (
-        f"{_COLUMNS} SELECT md5(n::text), 'billing', 'sent', 1, now(), now(), 1, 2, false, 0"
-        f" FROM generate_series(1, {_ROWS}) AS n"
-    )
-    engine = server_engine(postgresql_ledger_url)
+    read = {"postgresql": read_by_postgresql, "mysql": read_by_mariadb}[kind]
+    engine = server_engine(request.getfixturevalue(f"{kind}_ledger_url"))
     with closing(SqlStore(engine)) as store, engine.connect() as connection:
-        connection.execute(text(filling))
+        connection.execute(text(_FILLING[kind]))
         if is_analysed:
             connection.execute(text("ANALYZE processed_messages"))
         for look in LOOKS:
             for statement, values in statements_of(store, look):
-                assert read_by_postgresql(connection, statement, values) <= look.size + 1, look
-
-
-def test_windows_on_mariadb(mysql_ledger_url: str) -> None:
-    """However few records fit."""
-    filling = (
-        f"{_COLUMNS} SELECT md5(seq), 'billing', 'sent', 1, now(6), now(6), 1, 2, false, 0"
-        f" FROM seq_1_to_{_ROWS}"
-    )
-    engine = server_engine(mysql_ledger_url)
-    with closing(SqlStore(engine)) as store, engine.connect() as connection:
-        connection.execute(text(filling))
-        for look in LOOKS:
-            for statement, values in statements_of(store, look):
-                assert read_by_mariadb(connection, statement, values) <= look.size + 2, look
+                assert read(connection, statement, values) <= look.size + 2, look

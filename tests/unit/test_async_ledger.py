@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -17,12 +16,8 @@ from tests.unit.conftest import Stall
 
 from oncely.async_ledger import AsyncLedger, _Tasks
 from oncely.core.commands import (
-    ClaimOutcome,
     Granted,
     Handled,
-)
-from oncely.core.errors import (
-    StoreUnavailable,
 )
 from oncely.core.record import Claim, Key, State
 from oncely.engine import group_commit
@@ -104,22 +99,6 @@ def keys_of(number: int) -> list[Key]:
 # ---- What goes together ------------------------------------------------------------------------
 
 
-def test_store_away(calls: AsyncLedger, meddling: MeddlingStore) -> None:
-    """When the store cannot be reached every call of a batch raises so, by an error of its own."""
-
-    def away() -> None:
-        raise StoreUnavailable("away")
-
-    async def main() -> list[Any]:
-        meddling.once(away)
-        claiming = (calls.claim(key) for key in keys_of(5))
-        return await asyncio.gather(*claiming, return_exceptions=True)
-
-    errors = run(main())
-    assert all(isinstance(error, StoreUnavailable) for error in errors)
-    assert len({id(error) for error in errors}) == len(errors)
-
-
 def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
     """Calls of tasks that run at the same time are one exchange with the store."""
 
@@ -131,32 +110,6 @@ def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
 
     run(main())
     assert meddling.calls == ["insert", "swap"]
-
-
-def test_loops_and_threads_go_together(
-    calls: AsyncLedger,
-    ledger: Ledger,
-    meddling: MeddlingStore,
-    stall: Stall,
-    waiting: threading.Semaphore,
-) -> None:
-    """Tasks of several loops and threads share a batch, and each gets its own outcome."""
-    first, *keys = keys_of(10)
-
-    async def claim_some(some: list[Key]) -> list[ClaimOutcome]:
-        return [*await asyncio.gather(*(calls.claim(key) for key in some))]
-
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(lambda: [ledger.claim(first)])]
-        assert stall.reached.wait(LIMIT_S)
-        futures += [pool.submit(run, claim_some(keys[:3])), pool.submit(run, claim_some(keys[3:6]))]
-        futures += [pool.submit(lambda key: [ledger.claim(key)], key) for key in keys[6:]]
-        for _ in keys:
-            assert waiting.acquire(timeout=LIMIT_S)
-        stall.go_on.set()
-        outcomes = [outcome for future in futures for outcome in future.result(LIMIT_S)]
-    assert [granted(outcome).key for outcome in outcomes] == [first, *keys]
-    assert meddling.calls == ["insert", "insert"]
 
 
 def test_loops_and_threads_race(calls: AsyncLedger, ledger: Ledger) -> None:

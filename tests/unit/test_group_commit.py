@@ -17,7 +17,6 @@ from tests.unit.conftest import Stall
 from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import ClaimOutcome, Granted
 from oncely.core.errors import StoreError
-from oncely.core.record import State
 from oncely.engine import group_commit
 from oncely.ledger import Ledger
 
@@ -88,21 +87,6 @@ def test_together(callers: Callers, meddling: MeddlingStore) -> None:
     assert meddling.calls == ["insert", "insert"]
 
 
-def test_many_threads(ledger: Ledger) -> None:
-    """Threads that call again and again get each their own outcome."""
-
-    def claim_some(thread: int) -> int:
-        keys = [key_of(f"{thread}-{n}") for n in range(100)]
-        claims = [granted(ledger.claim(key)) for key in keys]
-        for claim in claims:
-            ledger.complete(claim)
-        return [claim.key for claim in claims] == keys
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(claim_some, range(8)))
-    assert ledger.counts() == {("billing", State.COMPLETED): 800}
-
-
 # ---- Stalls ------------------------------------------------------------------------------------
 
 
@@ -118,33 +102,6 @@ def test_stalled_batch(callers: Callers, monkeypatch: pytest.MonkeyPatch, of_mai
             granted(callers.begin(message_id).result(LIMIT_S))
     granted(waiting.result(LIMIT_S))
     assert not callers.first.done()
-
-
-def test_most_batches_in_flight(
-    callers: Callers, meddling: MeddlingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No more than so many batches are in flight; calls wait until one of them ends."""
-    monkeypatch.setattr(group_commit, "MOST_BATCHES", 2)
-    monkeypatch.setattr(group_commit, "STALL_S", 0.001)
-    monkeypatch.setattr(group_commit, "_FULL_S", 0.005)
-    second = Stall()
-    meddling.once(second.hold)
-    stalled = callers.begin("second")
-    assert second.reached.wait(LIMIT_S)
-    third = callers.begin("third")
-    looks: list[int] = []
-    push = callers.ledger._group_commit.push
-
-    def look() -> bool:
-        looks.append(1)
-        return push()
-
-    monkeypatch.setattr(callers.ledger._group_commit, "push", look)
-    wait_until(lambda: len(looks) > 5)
-    assert meddling.calls == ["insert", "insert"]
-    second.go_on.set()
-    granted(stalled.result(LIMIT_S))
-    granted(third.result(LIMIT_S))
 
 
 def test_call_within_a_call(

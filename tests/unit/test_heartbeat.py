@@ -3,7 +3,6 @@
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -175,6 +174,20 @@ def test_beats_by_hand(
     assert threading.enumerate() == before
 
 
+def test_error_before_the_store_is_asked(
+    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim
+) -> None:
+    """Nor does what goes wrong in the ledger itself end the heartbeat."""
+
+    def fail() -> None:
+        ledger.afterwards = lambda: None
+        raise RuntimeError("a defect")
+
+    ledger.afterwards = fail
+    heartbeat.hold([claim], 0.0)
+    ledger.beats(3)
+
+
 def test_error_of_one(
     ledger: Ledger, meddling: MeddlingStore, clock: ManualClock, monotonic: ManualClock
 ) -> None:
@@ -241,19 +254,3 @@ def _extended_in_child(ledger: WatchedLedger, heartbeat: Heartbeat) -> int:
         return 0 if [claim.key for claim in ledger.beats(1)] == [own.key] else 1
     except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
         return 2
-
-
-def test_claims_of_one_message_are_told_apart(
-    ledger: Ledger, rival: Ledger, clock: ManualClock, key: Key
-) -> None:
-    """Who lost a claim to another thread here lets go of its own, and gets its own back."""
-    heartbeat = Heartbeat(ledger, 60.0)
-    lost = granted(ledger.claim(key, "60s"))
-    heartbeat.hold([lost], time.monotonic())
-    clock.advance(61)
-    newest = granted(rival.claim(key, "60s"))
-    heartbeat.hold([newest], time.monotonic())
-    assert heartbeat.let_go(lost) is lost
-    assert heartbeat.is_good(newest)
-    assert heartbeat.let_go(newest) is newest
-    heartbeat.close()

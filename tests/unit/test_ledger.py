@@ -373,16 +373,6 @@ def test_forget_races_with_claim(
 # ---- Opening -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["", "billing.db", "oracle://db", "sqlite://", "sqlite:///", "sqlite:/x.db", "://"],
-)
-def test_bad_urls(url: str) -> None:
-    """A URL that names no store is a ConfigError that shows what to type."""
-    with pytest.raises(ConfigError, match="sqlite:///"):
-        open_ledger(url)
-
-
 def test_missing_folder() -> None:
     """A file in a folder that does not exist is a ConfigError that names it."""
     with pytest.raises(ConfigError, match="folder does not exist"):

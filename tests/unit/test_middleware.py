@@ -213,6 +213,23 @@ def test_stop_iteration_ends_the_call() -> None:
 # ---- Threads -----------------------------------------------------------------------------------
 
 
+def test_neighbours_share_a_thread() -> None:
+    """Neighbours that are not async, the handler among them, run in one thread, not the loop's."""
+    threads: list[int] = []
+
+    def here(message: Message, call_next: CallNext) -> Any:
+        threads.append(threading.get_ident())
+        return call_next(message)
+
+    def handler(message: Message) -> None:
+        threads.append(threading.get_ident())
+
+    run(chained_async([here, here], handler))
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+
+
 def test_waiting_threads_starve_nobody() -> None:
     """However many messages wait in threads for what needs further threads, all arrive."""
     nothing: Noted = []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -72,52 +73,35 @@ def stopped(message: Message) -> None:
 # ---- Logged ------------------------------------------------------------------------------------
 
 
-def test_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """A line says what was handled, of which type, how it ended and how long it took."""
-    caplog.set_level(logging.DEBUG, "oncely.middleware.logging")
-    assert run(Logged(logging.DEBUG), handled) == "done"
-    [line] = caplog.records
-    assert (vars(line)["event"], line.levelno) == ("message_handled", logging.DEBUG)
-    said = vars(line)
-    assert (said["message_id"], said["type"], said["outcome"]) == (
-        *("abc-123", "order.placed"),
-        "handled",
-    )
-    assert isinstance(said["took_s"], float)
-
-
 @pytest.mark.parametrize(
-    ("handler", "error", "event", "level"),
+    ("handler", "error", "outcome", "level"),
     [
-        (failing, ValueError, "message_failed", logging.WARNING),
-        (stopped, asyncio.CancelledError, "message_stopped", logging.INFO),
+        (handled, None, "handled", logging.DEBUG),
+        (failing, ValueError, "failed", logging.WARNING),
+        (stopped, asyncio.CancelledError, "stopped", logging.DEBUG),
     ],
 )
-def test_logged_errors(
+def test_logged(
     run: Run,
     caplog: pytest.LogCaptureFixture,
     handler: CallNext,
-    error: type[BaseException],
-    event: str,
+    error: type[BaseException] | None,
+    outcome: str,
     level: int,
 ) -> None:
-    """An error is told by its class, and goes on; to be stopped is no failure."""
-    caplog.set_level(logging.INFO, "oncely.middleware.logging")
-    with pytest.raises(error):
-        run(Logged(), handler)
-    [line] = caplog.records
-    assert (vars(line)["event"], line.levelno) == (event, level)
-    assert vars(line)["outcome"] == event.removeprefix("message_")
-
-
-def test_logged_says_nothing_of_the_content(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """No body, no header and no text of an error stands in what is logged."""
+    """A line says what was handled, of which type, how it ended and how long it took; nothing of
+    the content. An error goes on; to be stopped is no failure.
+    """
     caplog.set_level(logging.DEBUG, "oncely.middleware.logging")
-    run(Logged(), handled)
-    with pytest.raises(ValueError, match="secret"):
-        run(Logged(), failing)
-    assert len(caplog.records) == 2
-    assert "secret" not in repr([vars(line) for line in caplog.records])
+    with pytest.raises(error) if error else nullcontext():
+        run(Logged(logging.DEBUG), handler)
+    [line] = caplog.records
+    said = vars(line)
+    assert (said["event"], line.levelno) == (f"message_{outcome}", level)
+    assert (said["message_id"], said["type"]) == ("abc-123", "order.placed")
+    assert said["outcome"] == outcome
+    assert isinstance(said["took_s"], float)
+    assert "secret" not in repr(said)
 
 
 # ---- Measured ----------------------------------------------------------------------------------
@@ -145,17 +129,12 @@ def test_measured(run: Run, registry: CollectorRegistry) -> None:
     assert value("oncely_messages_failed_total", labels) == 1
     assert value("oncely_message_duration_seconds_count", labels) == 2
     assert in_flight == [1]
-    assert value("oncely_messages_in_flight") == 0
-
-
-def test_measured_what_is_stopped(run: Run, registry: CollectorRegistry) -> None:
-    """What was stopped counts neither way, and is not in flight any more."""
     with pytest.raises(asyncio.CancelledError):
-        run(Measured(registry), stopped)
-    labels = {"type": "order.placed"}
-    assert registry.get_sample_value("oncely_messages_handled_total", labels) is None
-    assert registry.get_sample_value("oncely_messages_failed_total", labels) is None
-    assert registry.get_sample_value("oncely_messages_in_flight") == 0
+        run(measured, stopped)
+    # What was stopped counts neither way.
+    assert value("oncely_messages_handled_total", labels) == 1
+    assert value("oncely_messages_failed_total", labels) == 1
+    assert value("oncely_messages_in_flight") == 0
 
 
 def test_measured_has_a_bound(registry: CollectorRegistry) -> None:
@@ -297,20 +276,22 @@ def test_waiting_in_a_task_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("limited", "arguments", "text"),
     [
-        ((0,), "per_second: 0 lets nothing through"),
-        ((-1,), "per_second: -1"),
-        ((float("nan"),), "per_second: nan"),
-        (("10",), "per_second: '10'"),
-        ((10, 0), "burst: 0 is not a whole number of 1 or more"),
-        ((10, 1.5), "burst: 1.5"),
+        (RateLimited, (0,), "per_second: 0 lets nothing through"),
+        (RateLimited, (-1,), "per_second: -1"),
+        (RateLimited, (float("nan"),), "per_second: nan"),
+        (RateLimited, ("10",), "per_second: '10'"),
+        (RateLimited, (10, 0), "burst: 0 is not a whole number of 1 or more"),
+        (RateLimited, (10, 1.5), "burst: 1.5"),
+        (TimeLimit, ("soon",), "limit: 'soon' is not a duration"),
+        (TimeLimit, ("0s",), "a limit of zero"),
     ],
 )
-def test_rates_that_are_none(arguments: Any, text: str) -> None:
+def test_limits_that_are_none(limited: Any, arguments: Any, text: str) -> None:
     """What lets nothing through is told when it is made."""
     with pytest.raises(ConfigError, match=text):
-        RateLimited(*arguments)
+        limited(*arguments)
 
 
 # ---- TimeLimit ---------------------------------------------------------------------------------
@@ -359,15 +340,6 @@ def test_time_limit_is_not_for_threads() -> None:
         chained([TimeLimit("30s")], handled)
     with pytest.raises(ConfigError, match=text):
         chained_async([TimeLimit("30s")], handled)
-
-
-@pytest.mark.parametrize(
-    ("limit", "text"), [("soon", "limit: 'soon' is not a duration"), ("0s", "a limit of zero")]
-)
-def test_limits_that_are_none(limit: str, text: str) -> None:
-    """What is no limit is told when it is made."""
-    with pytest.raises(ConfigError, match=text):
-        TimeLimit(limit)
 
 
 # ---- Traced ------------------------------------------------------------------------------------
@@ -465,23 +437,16 @@ def test_handler_is_inside(
 def test_errors_are_recorded(
     run: Run, provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
-    """An error stands in the span, and goes on."""
+    """An error stands in the span, and goes on; to be stopped is none."""
     with pytest.raises(ValueError, match="secret"):
         run(Traced(provider), failing, SENT)
     [span] = spans(exporter)
     assert span.status.status_code is StatusCode.ERROR
     assert (span.attributes or {})["error.type"] == "ValueError"
     assert [event.name for event in span.events] == ["exception"]
-
-
-def test_stopping_is_no_error(
-    run: Run, provider: TracerProvider, exporter: InMemorySpanExporter
-) -> None:
-    """The span of what is stopped ends, without an error."""
     with pytest.raises(asyncio.CancelledError):
         run(Traced(provider), stopped, SENT)
-    [span] = spans(exporter)
-    assert span.status.status_code is StatusCode.UNSET
+    assert spans(exporter)[-1].status.status_code is StatusCode.UNSET
 
 
 def test_tracing_is_not_installed() -> None:

@@ -17,8 +17,6 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger import Ledger
-from oncely.stores.memory_store import MemoryStore
-from oncely.stores.store import Backlog
 from oncely.testing import ManualClock
 
 DAY_S = 86_400.0
@@ -93,16 +91,6 @@ def test_status_adds_up(ledger: Ledger, clock: ManualClock) -> None:
     assert json.loads(json.dumps(found.as_dict()))["consumers"]["sms"]["completed"] == 1
 
 
-def test_status_has_the_backlog(ledger: Ledger, clock: ManualClock) -> None:
-    """What deferred messages wait stands in the status, and in its JSON."""
-    claim = claimed(ledger, "shop", "order")
-    ledger.handled(claim, None, [WaitingMessage("a", "mails", Message("a"), claim.key)])
-    clock.advance(20)
-    found = ops.status(ledger)
-    assert found.backlog == Backlog(waiting=1, set_aside=0, lag_s=20.0)
-    assert found.as_dict()["backlog"] == {"waiting": 1, "set_aside": 0, "lag_s": 20.0}
-
-
 # ---- Looking -----------------------------------------------------------------------------------
 
 
@@ -144,44 +132,12 @@ def test_select_by_several_states(ledger: Ledger, clock: ManualClock) -> None:
     assert ids(ops.select(ledger, words)) == ["1", "2", "3"]
 
 
-def test_select_by_the_rest(ledger: Ledger, clock: ManualClock) -> None:
-    """Consumer, age and text have to fit, all of them."""
-    completed(ledger, "a", "order-1")
-    completed(ledger, "b", "order-1")
-    completed(ledger, "a", "receipt-1")
-    clock.advance(3_600)
-    completed(ledger, "a", "order-2")
-    chosen = ops.Selection(consumer="a", text="order", older_than="30m")
-    [record] = ops.select(ledger, chosen).records
-    assert record.key == Key("a", "order-1")
-
-
-@pytest.mark.parametrize(("limit", "count", "more"), [(2, 2, True), (3, 3, False), (4, 3, False)])
-def test_select_up_to_a_limit(ledger: Ledger, limit: int, count: int, more: bool) -> None:
-    """The limit holds over all states together, and it is said whether others fit."""
-    failed(ledger, "c", "1")
-    failed(ledger, "c", "2")
-    completed(ledger, "c", "3")
-    selected = ops.select(ledger, ops.Selection(states=["failed", "sent"]), limit)
-    assert (len(selected.records), selected.more) == (count, more)
-
-
 def test_select_by_no_state(ledger: Ledger) -> None:
     """A word that is no state is refused, with those that are."""
     with pytest.raises(
         ConfigError, match="'stuck' is none of processing, handled, completed, failed"
     ):
         ops.select(ledger, ops.Selection(states=["stuck"]))
-
-
-def test_find(ledger: Ledger) -> None:
-    """A message is found with every consumer that has it, or with the one that is named."""
-    completed(ledger, "a", "1")
-    completed(ledger, "b", "1")
-    completed(ledger, "b", "2")
-    assert [record.key for record in ops.find(ledger, "1")] == [Key("a", "1"), Key("b", "1")]
-    assert [record.key for record in ops.find(ledger, "1", "b")] == [Key("b", "1")]
-    assert ops.find(ledger, "2", "a") == []
 
 
 def test_details(ledger: Ledger) -> None:
@@ -198,22 +154,6 @@ def test_details(ledger: Ledger) -> None:
         "dead_letters": [],
     }
     assert ops.details(ledger, Key("shop", "unknown")) == ops.Details([], {}, None, [])
-
-
-def test_a_record_as_json(ledger: Ledger, clock: ManualClock) -> None:
-    """Every field of the record is there, and where it stands."""
-    claim = granted(ledger.claim(Key("c", "1"), "60s", metadata={"a": [1]}, fingerprint="f"))
-    ledger.fail(claim, "no")
-    record = the(ledger, "c", "1")
-    found = json.loads(json.dumps(ops.record_as_dict(record, clock())))
-    fields = {name: value for name, value in record._asdict().items() if name != "key"}
-    assert found == {
-        **fields,
-        "consumer": "c",
-        "message_id": "1",
-        "standing": "failed",
-        "error": "no",
-    }
 
 
 # ---- Changing ----------------------------------------------------------------------------------
@@ -397,33 +337,12 @@ def test_purge_of_a_consumer_without_records(ledger: Ledger, clock: ManualClock)
 # ---- Checking ----------------------------------------------------------------------------------
 
 
-class WrongStore(MemoryStore):
-    """A store that has something to say."""
-
-    def problems(self) -> list[str]:
-        return ["The eviction policy is allkeys-lru."]
-
-
-def test_problems_of_the_store() -> None:
-    """What the store finds is told."""
-    assert ops.problems(Ledger(WrongStore())) == ["The eviction policy is allkeys-lru."]
-
-
 def test_no_problems(ledger: Ledger) -> None:
     """Nothing is said where nothing is wrong, or where nothing is known to compare with."""
     assert ops.problems(ledger) == []
     assert ops.problems(ledger, lease="1s", retention="1s") == []
     assert ops.problems(ledger, replay_window="29d", broker_timeout="5m") == []
     assert ops.problems(ledger, lease="none", broker_timeout="30m") == []
-
-
-@pytest.mark.parametrize("retention", ["7d", "13d", "14d"])
-def test_retention_too_short(ledger: Ledger, retention: str) -> None:
-    """Records have to outlive the time in which a message may come again."""
-    [sentence] = ops.problems(ledger, retention=retention, replay_window="14d")
-    assert sentence.startswith(
-        f"The retention ({retention}) is not longer than the replay window (14d): a message"
-    )
 
 
 def test_a_policy_keeps_too_short(ledger: Ledger) -> None:
@@ -435,14 +354,6 @@ def test_a_policy_keeps_too_short(ledger: Ledger) -> None:
     assert first.startswith("The retention of 'a\\nb' (10s) is not longer than the replay window")
     assert second.startswith("The retention of 'codes' (1.5d) is not longer than the replay window")
     assert ops.problems(ledger, replay_window="14d", retention="30d") == []
-
-
-def test_lease_too_short(ledger: Ledger) -> None:
-    """A claim must not end while the broker still leaves the delivery to its worker."""
-    [sentence] = ops.problems(ledger, lease="29m", broker_timeout="30m")
-    assert sentence.startswith(
-        "The lease (29m) is shorter than the broker's acknowledgement timeout (30m)."
-    )
 
 
 def test_defaults_are_the_policy(ledger: Ledger) -> None:

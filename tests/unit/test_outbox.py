@@ -146,15 +146,6 @@ def test_destinations(relay: Relay, broker: Broker, defer: Defer) -> None:
     assert len(broker.calls) == 2
 
 
-def test_only_these_parents(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
-    """Where parents are named, the messages of others wait on."""
-    defer("order-1", "a")
-    defer("order-2", "b")
-    assert relay.send_waiting([Key("shop", "order-2")]).sent == 1
-    assert broker.arrived() == ["b"]
-    assert ledger.mailbox.backlog().waiting == 1
-
-
 # ---- What is refused ---------------------------------------------------------------------------
 
 
