@@ -67,7 +67,10 @@ class Counts:
     @property
     def settled(self) -> int:
         """Deliveries whose result is known."""
-        return self.new + self.duplicates
+        # Asked for each message: a sum without calls.
+        waiting = self.in_doubt + self.waiting
+        known = self.handled + self.duplicates_input + self.duplicates_ledger
+        return known + self.quarantined.total() + self.failed + waiting
 
     def in_words(self) -> str:
         """The counts of messages that were not handled, as text."""
