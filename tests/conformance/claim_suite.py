@@ -195,27 +195,18 @@ class ClaimRules:
         with pytest.raises(FencedError):
             ledger.extend(claim, "60s")
 
-    def test_handled_may_be_sent_by_whoever_asks(self, ledger: Ledger) -> None:
-        """Who asks for what is handled may send at once, one fence later; no attempt is counted.
-
-        The former sender can complete no more, and the newest can.
-        """
-        first = ledger.handled(granted(ledger.claim(KEY, "60s")))
-        second = _may_send(ledger)
-        third = _may_send(ledger)
-        assert (second.fence, third.fence, third.attempts) == (2, 3, 1)
-        before = _found(ledger)
-        assert ledger.complete_many([first, second]) == [Fenced(before)] * 2
-        assert _found(ledger) == before
-        ledger.complete(third)
-        assert _found(ledger).state is State.COMPLETED
-
     def test_senders_race(self, ledger: Ledger) -> None:
         """Of those who ask at once for what is handled each gets a fence of its own, and one can
         complete it.
         """
         ledger.handled(granted(ledger.claim(KEY)))
-        claims = at_once(_RACERS, lambda _: _may_send(ledger))
+
+        def ask(_: int) -> Claim:
+            outcome = ledger.claim(KEY, "60s")
+            assert isinstance(outcome, Handled)
+            return outcome.claim
+
+        claims = at_once(_RACERS, ask)
         assert sorted(claim.fence for claim in claims) == list(range(2, _RACERS + 2))
         outcomes = ledger.complete_many(sorted(claims, key=lambda claim: claim.fence))
         assert _kinds(outcomes[:-1]) == ["Fenced"] * (_RACERS - 1)
@@ -232,25 +223,6 @@ class ClaimRules:
         ledger.mailbox.finish([keys[2]])
         found = [_found(ledger, key).result for key in keys]
         assert found == [{"charged": 7}, "second", ["é", None]]
-
-    def test_finish_completes_what_is_handled(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """Finish needs no claim, completes what is handled, and leaves all else as it is."""
-        names = ("processing", "in doubt", "handled", "failed", "completed", "absent")
-        keys = [Key("billing", name) for name in names]
-        doubtful = granted(ledger.claim(keys[1], "1s"))
-        clock.advance(2)
-        claims = [granted(outcome) for outcome in ledger.claim_many([keys[0], *keys[2:5]], "60s")]
-        ledger.handled(claims[1])
-        ledger.fail(claims[2], "no")
-        ledger.complete(claims[3])
-        before = [ledger.find(key) for key in keys]
-        ledger.mailbox.finish(keys)
-        ledger.mailbox.finish(keys)
-        assert _found(ledger, keys[2]).state is State.COMPLETED
-        others = [number for number in range(len(keys)) if number != 2]
-        assert [ledger.find(keys[n]) for n in others] == [before[n] for n in others]
-        ledger.complete(claims[0])
-        ledger.complete(doubtful)
 
     # ---- Without a claim -------------------------------------------------------------------------
 
@@ -359,13 +331,6 @@ def _found(ledger: Ledger, key: Key = KEY) -> Record:
     record = ledger.find(key)
     assert record is not None
     return record
-
-
-def _may_send(ledger: Ledger) -> Claim:
-    """A claim on a handled message, whose holder may send."""
-    outcome = ledger.claim(KEY, "60s")
-    assert isinstance(outcome, Handled)
-    return outcome.claim
 
 
 def _kinds(outcomes: Sequence[object]) -> list[str]:

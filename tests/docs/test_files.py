@@ -181,16 +181,6 @@ def test_metrics_and_labels_exist() -> None:
         assert mistakes(expression, filled) == set(), expression
 
 
-def test_metrics_that_are_made_up_are_found() -> None:
-    """A metric, a label or a text that does not fit is a mistake."""
-    good = 'sum by (consumer) (rate(oncely_claims_total{outcome="busy"}[5m])) > 0.2'
-    assert mistakes(good, "{{consumer}}") == set()
-    assert mistakes("max(oncely_ready offset 1h) * 0", "") == {"oncely_ready"}
-    assert mistakes("sum by (queue) (oncely_waiting)", "") == {"oncely_waiting: queue"}
-    assert mistakes('oncely_claims_total{state="x"}', "") == {"oncely_claims_total: state"}
-    assert mistakes(good, "{{ $labels.queue }}") == {"queue"}
-
-
 def test_outcomes_exist() -> None:
     """What a label is compared with is one of its values."""
     text = " ".join(expression for expression, _ in expressions())

@@ -108,7 +108,9 @@ def test_whose_claims_they_were(trouble: Trouble) -> None:
 
 
 def test_no_button_without_a_probe(trouble: Trouble) -> None:
-    """Where no listed consumer has a probe, none can be asked; nor about a message of another."""
+    """Where no listed consumer has a probe, none can be asked; of a list with several consumers,
+    those with a probe are asked about.
+    """
     trouble.doubt("order-1")
     trouble.doubt("order-2", consumer="mailing")
     with_probe = reader(trouble, billing=answering)
@@ -117,6 +119,10 @@ def test_no_button_without_a_probe(trouble: Trouble) -> None:
     assert "probe" not in buttons(with_probe.get("/in-doubt", consumer="mailing"))
     assert "probe" in buttons(with_probe.get("/message", id="order-1"))
     assert "probe" not in buttons(with_probe.get("/message", id="order-2"))
+    done = asked(with_probe)
+    assert "1 decided by the probe, 1 refused" in done
+    assert "'order-2' (mailing): its consumer has no probe here" in done
+    assert record(trouble, "order-2", "mailing").state is State.PROCESSING
 
 
 def test_a_probe_decides(trouble: Trouble) -> None:
@@ -161,16 +167,6 @@ def test_what_the_audit_does_not_take_is_left(
     assert "'order-1' (billing): happened" in done
     assert "'order-2' (billing): nothing was changed, as the audit cannot be written: gone" in done
     assert record(trouble, "order-2").state is State.PROCESSING
-
-
-def test_a_consumer_without_a_probe_is_left(trouble: Trouble) -> None:
-    """Of a list with several consumers, those with a probe are asked about."""
-    trouble.doubt("order-1")
-    trouble.doubt("order-2", consumer="mailing")
-    done = asked(reader(trouble, billing=answering))
-    assert "1 decided by the probe, 1 refused" in done
-    assert "'order-2' (mailing): its consumer has no probe here" in done
-    assert record(trouble, "order-2", "mailing").state is State.PROCESSING
 
 
 @pytest.mark.parametrize(

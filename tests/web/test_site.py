@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from oncely.web import Role, Scope, User, dashboard
 from oncely.web.site import Remembered, SharedPages
 
 
-def _asking_again() -> tuple[threading.Event, threading.Event, Remembered[int]]:
-    """What remembers 1. To ask again sets the first event, and gives 2 after the second is set."""
+@pytest.mark.parametrize(("later_s", "seen"), [(61, 1), (3_600, 2)])
+def test_others_have_the_old_answer_while_one_asks_again(
+    monkeypatch: pytest.MonkeyPatch, later_s: float, seen: int
+) -> None:
+    """One of hours ago is not taken: they wait for the newer one."""
     asking, answered = threading.Event(), threading.Event()
     answers = iter([1, 2])
 
@@ -33,22 +37,16 @@ def _asking_again() -> tuple[threading.Event, threading.Event, Remembered[int]]:
 
     remembered = Remembered(ask, 60.0)
     assert remembered() == 1
-    return asking, answered, remembered
-
-
-def test_nobody_waits_for_a_newer_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one asks again, the others have the old answer."""
-    asking, answered, remembered = _asking_again()
-    later = time.monotonic() + 61
+    later = time.monotonic() + later_s
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    found: list[int] = []
-    one = threading.Thread(target=lambda: found.append(remembered()))
-    one.start()
-    assert asking.wait(60)
-    assert remembered() == 1
-    answered.set()
-    one.join(60)
-    assert (found, remembered()) == ([2], 2)
+    with ThreadPoolExecutor(2) as visitors:
+        first = visitors.submit(remembered)
+        assert asking.wait(60)
+        second = visitors.submit(remembered)
+        if seen == 1:
+            assert second.result(60) == 1
+        answered.set()
+        assert [first.result(60), second.result(60), remembered()] == [2, seen, 2]
 
 
 def test_an_error_is_not_remembered() -> None:
@@ -65,31 +63,6 @@ def test_an_error_is_not_remembered() -> None:
     with pytest.raises(OSError, match="away"):
         remembered()
     assert remembered() == 5
-
-
-def test_an_answer_of_long_ago_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one asks again after hours, the others wait for the newer answer."""
-    asking, answered, remembered = _asking_again()
-    later = time.monotonic() + 3_600
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    found: list[int] = []
-    visits = threading.Semaphore(0)
-
-    def visit() -> None:
-        visits.release()
-        found.append(remembered())
-
-    visitors = [threading.Thread(target=visit) for _ in range(2)]
-    visitors[0].start()
-    assert asking.wait(60)
-    visitors[1].start()
-    for _ in visitors:
-        visits.acquire()
-    assert found == []
-    answered.set()
-    for each in visitors:
-        each.join(60)
-    assert found == [2, 2]
 
 
 class CountingStore(ForwardingStore):
