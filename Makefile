@@ -67,7 +67,7 @@ test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages 
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults tests/spark/test_batches_killed.py tests/spark/test_backfill.py
 
 campaign: .venv/.ready servers .venv/spark.jsa ## all tests on every store and in every case, not only those in turn; with many more kills, keys and seeds
-	@ONCELY_TEST_ALL=1 ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_STORM=2000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder --timeout 3600
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder --timeout 3600
 
 queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, over N messages (N=20000)
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py

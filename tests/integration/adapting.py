@@ -14,7 +14,7 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from sqlalchemy import Engine, text
 from tests.conditions import LIMIT_S
-from tests.integration.joiners import engine_on
+from tests.integration.drivers import engine_on
 
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from tests.django_setup import set_up_django
-from tests.integration.joiners import engine_on
+from tests.integration.drivers import engine_on
 
 from oncely.core.record import Key, Record
 from oncely.ledger import Ledger, open_ledger

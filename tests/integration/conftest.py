@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from tests.integration.adapting import Bank, bank_at
 from tests.integration.callers import KINDS, Place, opened
 from tests.integration.drivers import Psycopg, PyMysql, connect_mysql, connect_postgresql
 from tests.integration.lines import Line, line_to
+from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
 
 
 @pytest.fixture
@@ -21,6 +23,21 @@ def mysql(mysql_url: str) -> Iterator[PyMysql]:
     """A plain connection to the test's database on MariaDB."""
     with closing(connect_mysql(mysql_url)) as connection:
         yield connection
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def other(request: pytest.FixtureRequest) -> Other:
+    """Another program on the test's database, on each kind of server."""
+    if request.param == "postgresql":
+        return OtherOnPostgresql(request.getfixturevalue("psql"))
+    return OtherOnMysql(request.getfixturevalue("mysql"))
+
+
+@pytest.fixture
+def bank(postgresql_url: str) -> Iterator[Bank]:
+    """A bank on PostgreSQL."""
+    with bank_at(postgresql_url) as bank:
+        yield bank
 
 
 @pytest.fixture(params=KINDS)

@@ -17,7 +17,6 @@ from tests.conditions import wait_until
 from tests.integration.adapting import (
     WRITE,
     Bank,
-    bank_at,
     fail_to_store,
     found,
     waiting,
@@ -234,13 +233,6 @@ def test_called_by_another_actor(
     assert [record.key.consumer for record in ledger.scan()] == ["outer"]
 
 
-@pytest.fixture
-def bank(postgresql_url: str) -> Iterator[Bank]:
-    """A bank on PostgreSQL."""
-    with bank_at(postgresql_url) as bank:
-        yield bank
-
-
 def test_transaction(
     broker: RabbitmqBroker, worker: dramatiq.Worker, bank: Bank, rabbitmq_url: str
 ) -> None:
@@ -248,7 +240,9 @@ def test_transaction(
     leaves no row, and its try is recorded; a duplicate writes nothing.
     """
     middleware = OnceMiddleware(
-        bank.ledger, transaction=sessionmaker(bank.engine), policy=Policy(tries=2)
+        bank.ledger,
+        transaction=sessionmaker(bank.engine),
+        policy=Policy(tries=2),
     )
     broker.add_middleware(middleware)
     runs = []

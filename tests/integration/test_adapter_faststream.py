@@ -1,7 +1,7 @@
 """The adapter for FastStream: a broker's subscribers on a real RabbitMQ."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -23,7 +23,6 @@ from tests.conditions import LIMIT_S, wait_until_async
 from tests.integration.adapting import (
     WRITE,
     Bank,
-    bank_at,
     channel_to,
     declare,
     fail_to_store,
@@ -249,13 +248,6 @@ def test_acknowledged_by_the_handler(url: str, ledger: Ledger) -> None:
 
     deliver(broker, ends(ledger, State.COMPLETED), "a")
     assert left(url) == (0, 0)
-
-
-@pytest.fixture
-def bank(postgresql_url: str) -> Iterator[Bank]:
-    """A bank on PostgreSQL."""
-    with bank_at(postgresql_url) as bank:
-        yield bank
 
 
 def test_transaction(url: str, bank: Bank) -> None:

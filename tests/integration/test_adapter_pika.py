@@ -3,7 +3,6 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,19 +152,6 @@ def test_refused(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) ->
     consume(channel, callback, lambda: waiting(rabbitmq_url, "dead") == 2)
     assert [message.body for message in handler.given] == [b"1"]
     assert acknowledged(channel, rabbitmq_url, dead=2)
-
-
-def test_odd_properties(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:
-    """Whatever stands in a message's properties, it is handled."""
-    publish(channel, "work", "a", timestamp=1_700_000_000_000)
-    publish(channel, "work", "b", headers={"x-delivery-count": "abc", "tags": ["x"]})
-    handler = Handler(fails=2)
-    callback = once_callback(ledger, "billing", handler, policy=QUICK)
-    consume(channel, callback, lambda: len(handler.given) == 4)
-    by_id = {message.id: message for message in handler.given}
-    assert by_id["a"].time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-    assert by_id["b"].headers == {"tags": '["x"]'}
-    assert acknowledged(channel, rabbitmq_url)
 
 
 def test_key_that_raises(channel: BlockingChannel, rabbitmq_url: str, ledger: Ledger) -> None:

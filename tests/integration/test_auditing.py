@@ -168,18 +168,6 @@ def test_dead_letters(ledger: Ledger) -> None:
     ]
 
 
-def test_upkeep(ledger: Ledger) -> None:
-    """A purge is noted, also one that came to nothing."""
-    failed(ledger, "1")
-    failed(ledger, "2", "mail")
-    assert ops.purge(ledger, by="ann").counts == {"billing": 0, "mail": 0}
-    ops.purge(ledger, "0s", by="ann", why="full")
-    assert noted(ledger) == [
-        ("ann", "purged", "", "", 0, 0, ""),
-        ("ann", "purged", "", "", 2, 0, "full"),
-    ]
-
-
 def test_audit_that_fails(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,9 +260,3 @@ def test_story_in_words() -> None:
     assert Chapter(0.0, "waits to be sent", details).in_words(0.0) == (
         "due 1970-01-01 00:01:00 UTC (in 1 min), error OSError: away, refused no"
     )
-
-
-def test_story_of_nothing(ledger: Ledger) -> None:
-    """Of what is not in the ledger, nothing is known."""
-    told = ops.story(ledger, Key("billing", "1"))
-    assert (told.record, told.chapters) == (None, [])

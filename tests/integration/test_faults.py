@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 from sqlalchemy.event import listen
 from tests.conditions import LIMIT_S, wait_until
-from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
+from tests.integration.others import Other
 from tests.records import granted
 
 from oncely.core.commands import Duplicate, Granted, Written
@@ -17,19 +17,10 @@ from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
-from oncely.testing import at_once
 
 _MESSAGES = int(os.environ.get("ONCELY_TEST_ENDED_SESSIONS", "500"))
 _CONSUMER = "billing"
 _A, _B = Key(_CONSUMER, "a"), Key(_CONSUMER, "b")
-
-
-@pytest.fixture(params=["postgresql", "mysql"])
-def other(request: pytest.FixtureRequest) -> Other:
-    """Another program on the test's database, on each kind of server."""
-    if request.param == "postgresql":
-        return OtherOnPostgresql(request.getfixturevalue("psql"))
-    return OtherOnMysql(request.getfixturevalue("mysql"))
 
 
 @pytest.fixture
@@ -99,15 +90,6 @@ def _is_completed(ledger: Ledger, n: int, unavailable: list[int]) -> bool:
     # Its own, of which it was not told: free again when the lease is over, or else completed.
     assert n in unavailable
     return isinstance(outcome, Duplicate)
-
-
-def test_sessions_ended_while_idle(ledger: Ledger, other: Other) -> None:
-    """Sessions that were ended while nothing was asked are replaced before anybody notices."""
-    at_once(5, lambda n: ledger.find(Key(_CONSUMER, str(n))))
-    while other.end_one():
-        pass
-    ledger.complete(granted(ledger.claim(_A)))
-    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
 
 
 def test_session_ended_while_it_is_given_back(ledger: Ledger, other: Other) -> None:

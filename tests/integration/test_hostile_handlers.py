@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from tests.integration.drivers import engine_on
 from tests.integration.hostile import CONSUMER, HANDLERS, End, Scene
-from tests.integration.joiners import engine_on
 from tests.turns import in_turn
 
 from oncely._util import clock as process_clock

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 from tests.conditions import wait_until
-from tests.integration.joiners import engine_on
+from tests.integration.drivers import engine_on
 from tests.integration.workers import HELD, Diary, read_diary, working
 from tests.servers import Server
 from tests.turns import in_turn

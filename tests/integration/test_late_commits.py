@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 import pytest
 from sqlalchemy import make_url
-from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
+from tests.integration.others import Other
 from tests.proxy import Proxy
 from tests.records import granted
 
@@ -26,14 +26,6 @@ class SeveringProxy(Proxy):
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
         self.clients = []
-
-
-@pytest.fixture(params=["postgresql", "mysql"])
-def other(request: pytest.FixtureRequest) -> Other:
-    """Another program on the test's database."""
-    if request.param == "postgresql":
-        return OtherOnPostgresql(request.getfixturevalue("psql"))
-    return OtherOnMysql(request.getfixturevalue("mysql"))
 
 
 def test_line_lost_while_waiting(other: Other, request: pytest.FixtureRequest) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import Engine, text
 from tests.integration.callers import Place, opened
-from tests.integration.joiners import engine_on
+from tests.integration.drivers import engine_on
 from tests.records import granted
 
 from oncely.core.commands import Busy, ClaimOutcome, Duplicate, Granted, Written

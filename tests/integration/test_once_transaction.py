@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from tests.conditions import LIMIT_S
-from tests.integration.joiners import as_a_program, engine_on
+from tests.integration.drivers import as_a_program, engine_on
 from tests.proxy import Proxy
 
 from oncely.core.errors import EndedError, MessageError, StoreError

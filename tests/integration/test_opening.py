@@ -35,16 +35,18 @@ def check_usable(ledger: Ledger, key: Key) -> None:
 # ---- By URL ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql+psycopg2", "postgresql+asyncpg"])
-def test_postgresql_spellings(postgresql_url: str, scheme: str, key: Key) -> None:
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *("postgres", "postgresql+psycopg2", "postgresql+asyncpg"),
+        *("mariadb", "mariadb+mariadbconnector", "mysql+mysqldb"),
+    ],
+)
+def test_spellings(scheme: str, key: Key, request: pytest.FixtureRequest) -> None:
     """A URL in another spelling, or with another driver, is that of the same server."""
-    check_usable(open_ledger(postgresql_url.replace("postgresql", scheme, 1)), key)
-
-
-@pytest.mark.parametrize("scheme", ["mariadb", "mariadb+mariadbconnector", "mysql+mysqldb"])
-def test_mysql_spellings(mysql_url: str, scheme: str, key: Key) -> None:
-    """A URL in another spelling, or with another driver, is that of the same server."""
-    check_usable(open_ledger(mysql_url.replace("mysql", scheme, 1)), key)
+    kind = "postgresql" if scheme.startswith("postgres") else "mysql"
+    url = request.getfixturevalue(f"{kind}_url")
+    check_usable(open_ledger(url.replace(kind, scheme, 1)), key)
 
 
 def test_settings_in_a_url(postgresql_url: str, mysql_url: str, key: Key) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 from tests.conditions import wait_until
-from tests.integration.joiners import engine_on
+from tests.integration.drivers import engine_on
 from tests.records import granted
 from tests.servers import PgBouncer
 

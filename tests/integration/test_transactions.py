@@ -14,7 +14,7 @@ import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import ledger_url_of
 from tests.integration.lines import Line
-from tests.integration.others import Other, OtherOnMysql, OtherOnPostgresql
+from tests.integration.others import Other
 from tests.integration.test_schema import _run as run_by_hand
 from tests.integration.transacting import WAITING
 from tests.records import PARENT, deferred, granted, ids_of
@@ -99,15 +99,9 @@ def test_error_ends_a_transaction(store: SqlStore, url: str) -> None:
     assert not store.backlogs()
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
-def test_session_ended_inside(kind: str, request: pytest.FixtureRequest) -> None:
+def test_session_ended_inside(other: Other, request: pytest.FixtureRequest) -> None:
     """Where the session ends in the middle, all is done again, and stored once."""
-    other: Other = (
-        OtherOnPostgresql(request.getfixturevalue("psql"))
-        if kind == "postgresql"
-        else OtherOnMysql(request.getfixturevalue("mysql"))
-    )
-    for store in _opened(request.getfixturevalue(f"{kind}_url")):
+    for store in _opened(request.getfixturevalue(f"{other.kind}_url")):
         runs: list[int] = []
 
         def work(transaction: Transaction, runs: list[int] = runs) -> None:

@@ -2,22 +2,20 @@
 one takes waits for it, and is no dead letter.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from tests.conditions import wait_until
 
-from oncely import Consumer, ConsumerReport, Message, Policy, open_ledger, open_transport
+from oncely import Consumer, ConsumerReport, Message, open_ledger, open_transport
 from oncely.core import rules
 from oncely.ledger import Ledger
 from oncely.transports.transport import Transport
 
 QUEUE = "orders"
 PLACED, RETURNED = "order.placed", "order.returned"
-IDS = [f"returned{number}" for number in range(20)]
 
 Connect = Callable[[], Ledger | None]
 
@@ -34,12 +32,6 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
         yield lambda: opened.enter_context(closing(open_ledger(url)))
 
 
-@pytest.fixture(autouse=True)
-def _offered_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody here takes is offered again sooner than it would be."""
-    monkeypatch.setattr(rules, "UNKNOWN_S", 1.0)
-
-
 @pytest.fixture
 def transport(rabbitmq_url: str) -> Iterator[Transport]:
     """A producer's."""
@@ -47,57 +39,42 @@ def transport(rabbitmq_url: str) -> Iterator[Transport]:
         yield transport
 
 
-class Version:
-    """A version of the consumer, which takes these types."""
-
-    def __init__(
-        self, url: str, ledger: Ledger | None, *types: str, policy: Policy = Policy()
-    ) -> None:
-        self.received = 0
-        self.handled: Counter[str] = Counter()
-        self._consumer = Consumer(url, QUEUE).events(*types)
-        if ledger is not None:
-            self._consumer.idempotent(ledger, "shop", policy=policy)
-        self._consumer.handler(lambda message: self.handled.update([message.id]))
-
-    @contextmanager
-    def at_work(self) -> Iterator["Future[ConsumerReport]"]:
-        """While it consumes; what it has done, in the end."""
-        with ThreadPoolExecutor(1) as thread:
-            report = thread.submit(self._consumer.consume, on_progress=self._note)
-            try:
-                yield report
-            finally:
-                self._consumer.stop()
-                report.result(60)
-
-    def _note(self, report: ConsumerReport) -> None:
-        self.received = report.received
+@contextmanager
+def at_work(consumer: Consumer, handled: list[str]) -> Iterator[list[ConsumerReport]]:
+    """While it consumes, what it has done so far comes last."""
+    reports: list[ConsumerReport] = [ConsumerReport()]
+    consumer.handler(lambda message: handled.append(message.id))
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, on_progress=reports.append)
+        try:
+            yield reports
+        finally:
+            consumer.stop()
+            reports.append(running.result(60))
 
 
-def _publish_returned(transport: Transport) -> None:
-    transport.publish(f"events:{RETURNED}", [Message(each, b"{}") for each in IDS])
-
-
-def _is_left(transport: Transport, ledger: Ledger | None) -> list[object]:
-    """What there is of dead letters, and of messages that wait."""
-    left: list[object] = [*transport.receive(f"{QUEUE}.dead", 99, 0.1)]
-    if ledger is not None:
-        left += [*ledger.dead(), *ledger.waiting()]
-    return left + ([] if transport.is_drained(QUEUE) else ["some are in the queue"])
-
-
-def test_newer_starts_later(rabbitmq_url: str, connect: Connect, transport: Transport) -> None:
+def test_newer_starts_later(
+    rabbitmq_url: str, connect: Connect, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has come to the older one alone, again and again, waits for the newer one."""
-    old = Version(rabbitmq_url, connect(), PLACED)
-    new = Version(rabbitmq_url, connect(), PLACED, RETURNED)
+    monkeypatch.setattr(rules, "UNKNOWN_S", 1.0)
+    ids = [f"returned{number}" for number in range(20)]
+    old, new = (Consumer(rabbitmq_url, QUEUE) for _ in range(2))
+    for version in (old.events(PLACED), new.events(PLACED, RETURNED)):
+        if ledger := connect():
+            version.idempotent(ledger, "shop")
+    by_old: list[str] = []
+    by_new: list[str] = []
     transport.subscribe(QUEUE, [RETURNED])
-    with old.at_work() as of_old:
-        _publish_returned(transport)
+    with at_work(old, by_old) as of_old:
+        transport.publish(f"events:{RETURNED}", [Message(each, b"{}") for each in ids])
         # Which takes a few seconds.
-        wait_until(lambda: old.received >= 2 * len(IDS))
-        with new.at_work() as of_new:
-            wait_until(lambda: {*IDS} <= {*new.handled})
-    assert (old.handled, new.handled) == ({}, Counter(IDS))
-    assert of_old.result().dead_lettered == of_new.result().dead_lettered == 0
-    assert _is_left(transport, connect()) == []
+        wait_until(lambda: of_old[-1].received >= 2 * len(ids))
+        with at_work(new, by_new) as of_new:
+            wait_until(lambda: {*ids} <= {*by_new})
+    assert (by_old, sorted(by_new)) == ([], sorted(ids))
+    assert of_old[-1].dead_lettered == of_new[-1].dead_lettered == 0
+    assert transport.receive(f"{QUEUE}.dead", 99, 0.1) == []
+    assert transport.is_drained(QUEUE)
+    if ledger := connect():
+        assert [*ledger.dead(), *ledger.waiting()] == []

@@ -15,9 +15,9 @@ from tests.integration.drivers import (
     PyMysql,
     connect_mysql,
     connect_postgresql,
+    engine_on,
     rows_of,
 )
-from tests.integration.joiners import engine_on
 from tests.records import granted
 from tests.servers import MariaDb
 

@@ -130,14 +130,6 @@ def test_in_doubt_runs_again(deliver: Deliver, ledger: Ledger, clock: ManualCloc
     assert found(ledger).attempts == 2
 
 
-def test_in_doubt_is_set_aside(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
-    """What is in doubt, and held, is for people to look at."""
-    in_doubt(ledger, clock)
-    verdict = deliver(never, policy=Policy(on_in_doubt="hold"))
-    assert isinstance(verdict, DeadLetter)
-    assert "InDoubtError" in verdict.reason
-
-
 @pytest.mark.parametrize(
     ("finding", "runs"), [("happened", 0), ("not_happened", 1), ("unknown", 0)]
 )

@@ -93,13 +93,6 @@ def noted() -> Noted:
 # ---- Order -------------------------------------------------------------------------------------
 
 
-def test_no_middleware() -> None:
-    """Without middleware the handler is called, in both chains, whichever it is."""
-    assert chained([], length)(MESSAGE) == 2
-    assert run(chained_async([], length)) == 2
-    assert run(chained_async([], length_async)) == 2
-
-
 def test_order(noted: Noted) -> None:
     """The first is outermost: it begins first, and ends last."""
     assert chained([noting(noted, "a"), noting(noted, "b")], length)(MESSAGE) == 2
