@@ -223,7 +223,7 @@ def test_old_places(each: Transport) -> None:
 
 
 def test_late_settles_are_logged(each: Transport, caplog: pytest.LogCaptureFixture) -> None:
-    """A acknowledge that comes too late leaves a line in the log; one in time leaves none."""
+    """An acknowledgement that comes too late leaves a line in the log; one in time leaves none."""
     caplog.set_level(logging.INFO, "oncely")
     _publish(each, 1)
     caplog.clear()
@@ -260,7 +260,7 @@ def test_shared_with_a_ledger(transport: Transport, url: str, key: Key) -> None:
 
 
 def test_settle_broken_off(transport: Transport) -> None:
-    """What breaks off a acknowledge undoes all of it; the deliveries can be acknowledged again."""
+    """What breaks off an acknowledgement undoes all of it; the deliveries can be acknowledged again."""
     _publish(transport, 2)
     first, second = transport.receive(_QUEUE, 2, 0)
     with pytest.raises(UnicodeEncodeError):
