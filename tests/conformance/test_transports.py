@@ -260,7 +260,7 @@ def test_shared_with_a_ledger(transport: Transport, url: str, key: Key) -> None:
 
 
 def test_settle_broken_off(transport: Transport) -> None:
-    """What breaks off an acknowledgement undoes all of it; the deliveries can be acknowledged again."""
+    """What breaks off an acknowledgement undoes all of it; the deliveries can be repeated."""
     _publish(transport, 2)
     first, second = transport.receive(_QUEUE, 2, 0)
     with pytest.raises(UnicodeEncodeError):

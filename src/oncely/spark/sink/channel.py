@@ -162,6 +162,13 @@ class DriverChannel:
         )
         self._listener.listen(_BACKLOG)
         await self._over.wait()
+        # A call that is cancelled before it has begun would leave its connection open; so would one
+        # that is accepted while the server is closed.
+        self._loop.remove_reader(self._listener)
+        while asyncio.all_tasks() - {asyncio.current_task()}:
+            for caller in [*self._callers]:
+                caller.transport.abort()
+            await asyncio.sleep(0)
         server.close()
 
     async def _take_call(self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
