@@ -156,8 +156,9 @@ MUTANTS = [
     Mutant(
         "a step is kept under an old fence",
         CALLS,
-        "            raise_if_fenced(cast(WriteOutcome, outcome))\n            inside.keep_step",
-        "            inside.keep_step",
+        "            raise_if_fenced(cast(WriteOutcome, outcome))\n"
+        "            transaction.keep_step",
+        "            transaction.keep_step",
         seed=52,
     ),
     # ---- The relay -----------------------------------------------------------------------------
@@ -193,8 +194,8 @@ MUTANTS = [
     Mutant(
         "what has failed since it was taken is taken for done",
         "engine/mailbox.py",
-        "inside.remove([each for each in done if each.number in held])",
-        "inside.remove(done)",
+        "transaction.remove([each for each in done if each.number in held])",
+        "transaction.remove(done)",
         seed=474,
     ),
     Mutant(
@@ -213,8 +214,8 @@ MUTANTS = [
     Mutant(
         "what failed again keeps its former place and time",
         "engine/mailbox.py",
-        "            inside.keep(those, renews=renews)",
-        "            inside.keep(those)",
+        "            transaction.keep(those, renews=renews)",
+        "            transaction.keep(those)",
     ),
     Mutant(
         "what another worker has is gone from where it waits",
@@ -226,16 +227,18 @@ MUTANTS = [
     Mutant(
         "what is done goes on waiting",
         HANDLING,
-        "Write(self._command(turn, claim), is_over=is_over)",
-        "Write(self._command(turn, claim))",
+        "Write(command, sent, is_over, removed)",
+        "Write(command, sent, False, removed)",
         seed=1,
     ),
     Mutant(
         "what has failed is gone from where it waits",
         CALLS,
-        "if isinstance(o, Written) and not o.is_repeated]\n            _keep_all(inside, done)",
-        "if isinstance(o, Written) and not o.is_repeated]\n            _keep_all(inside, done)\n"
-        "            _keep_all(inside, [Write(w.command, (), True) for w in done])",
+        "if isinstance(o, Written) and not o.is_repeated]\n"
+        "            _keep_all(transaction, done)",
+        "if isinstance(o, Written) and not o.is_repeated]\n"
+        "            _keep_all(transaction, done)\n"
+        "            _keep_all(transaction, [Write(w.command, (), True) for w in done])",
     ),
     Mutant(
         "what waits is taken before what stands in front of it",
@@ -293,7 +296,7 @@ MUTANTS = [
     Mutant(
         "what could not be kept is acknowledged",
         HANDLING,
-        "            for turn in turns:\n                turn.ending = after_refusal(error)\n"
+        "            for turn in turns:\n                turn.ending = AFTER_DOUBT\n"
         "            return turns\n",
         "            return []\n",
         seed=212,
@@ -302,8 +305,9 @@ MUTANTS = [
     Mutant(
         "a message that another worker has is set aside",
         RULES,
-        "isinstance(error, RefusedError | MessageError):",
-        'type(error).__name__ == "BusyError" or isinstance(error, RefusedError | MessageError):',
+        "isinstance(error, RefusedError | MessageError | UnreadableRow):",
+        'type(error).__name__ == "BusyError" or '
+        "isinstance(error, RefusedError | MessageError | UnreadableRow):",
         seed=5,
     ),
     Mutant(
@@ -316,14 +320,14 @@ MUTANTS = [
     Mutant(
         "what a handler has sent is dropped",
         HANDLING,
-        "sent = _held_by(turn).end()\n        if not sent",
-        "sent = _held_by(turn).end()[:0]\n        if not sent",
+        "sent, command = _held_by(turn).end(),",
+        "sent, command = _held_by(turn).end()[:0],",
     ),
     Mutant(
         "what could not be stored is acknowledged",
         HANDLING,
-        "extra=names)\n        for turn in turns:\n",
-        "extra=names)\n        for turn in ():\n",
+        "told_of(turns)},\n        )\n        for turn in turns:\n            turn.refusal",
+        "told_of(turns)},\n        )\n        for turn in ():\n            turn.refusal",
         seed=67,
     ),
     Mutant(

@@ -86,7 +86,7 @@ def _every(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
 
 
 def _unchanged(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
-    """Those that were named and are as they were shown; and what is to be said of the others."""
+    """The named records that are as they were shown, and what to say of the others."""
     shown = dict(map(read_record_mark, visit.sent("record")[:MOST]))
     found = visit.ledger.find_many(shown)
     unchanged = {key: each for key, each in found.items() if each.version == shown[key]}
