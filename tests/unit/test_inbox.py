@@ -1,6 +1,7 @@
 """Inside the caller's transaction: what is answered and counted there, and what may be sent."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -42,10 +43,10 @@ def test_step_of_what_is_completed(sql: Sql) -> None:
 def test_metrics_of_a_transaction(sql: Sql) -> None:
     """Duplicates that are turned away inside a transaction are counted as any."""
     registry = CollectorRegistry()
-    ledger = open_ledger(sql.engine, metrics=Metrics(registry))
-    ledger.complete(granted(ledger.claim(KEY)))
-    with sql.engine.begin() as connection, ledger.transaction(connection) as inbox:
-        assert isinstance(inbox.claim(KEY), Duplicate)
+    with closing(open_ledger(sql.engine, metrics=Metrics(registry))) as ledger:
+        ledger.complete(granted(ledger.claim(KEY)))
+        with sql.engine.begin() as connection, ledger.transaction(connection) as inbox:
+            assert isinstance(inbox.claim(KEY), Duplicate)
     labels = {"provider": "billing"}
     assert registry.get_sample_value("duplicate_messages_blocked_total", labels) == 1
 
