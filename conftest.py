@@ -24,14 +24,15 @@ _SCOPES = {
         *(
             f"tests/spark/test_{name}.py"
             for name in (
-                *("archive", "backfill", "fronts", "handler_process", "places", "rabbitmq_source"),
+                *("archive", "backfill", "fronts", "handler_process", "places"),
                 *("reader", "rows", "secrets", "session", "sink", "stores", "transactional"),
             )
         ),
     ),
     "spark pipelines": (
         *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_rabbitmq.py"),
-        *("tests/cli/test_pipeline_runs.py", "tests/spark/test_batches.py"),
+        "tests/cli/test_pipeline_runs.py",
+        *("tests/spark/test_batches.py", "tests/spark/test_rabbitmq_source.py"),
     ),
     "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
 }
