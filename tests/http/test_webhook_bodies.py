@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import httpx
 import pytest
@@ -87,30 +85,6 @@ def test_a_body_is_not_read_beyond_its_end(ledger: Ledger) -> None:
     body = Incoming(BODY, waits_for_ever)
     answer = answered(github_hook(ledger), **{"wsgi.input": body, "CONTENT_LENGTH": str(len(BODY))})
     assert answer == "202"
-
-
-def test_under_wsgiref(ledger: Ledger) -> None:
-    """The server of the standard library answers while its client waits on an open connection."""
-
-    class Quiet(WSGIRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with make_server("127.0.0.1", 0, github_hook(ledger).wsgi, handler_class=Quiet) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
-        serving.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}/"
-            answers = [
-                httpx.post(url, content=BODY, headers=by_github(BODY, "d-1", 0)).status_code
-                for _ in range(2)
-            ]
-        finally:
-            server.shutdown()
-            serving.join()
-    assert answers == [202, 200]
 
 
 @pytest.mark.parametrize("length", ["abc", "-5", "1e3", str(len(BODY) + 1)])

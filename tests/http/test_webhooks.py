@@ -29,9 +29,6 @@ SECRET = "a secret that both know"
 BODY = b'{"id": "evt_1", "type": "payment_intent.succeeded", "event_id": "Ev1", "event": {}}'
 STANDARD_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
-Signs = Callable[[bytes, str, float], dict[str, str]]
-"""The header fields of a delivery: given its body, its id, and when it is signed."""
-
 
 def digest_of(signed: bytes, secret: str = SECRET) -> bytes:
     return hmac.new(secret.encode(), signed, hashlib.sha256).digest()

@@ -6,7 +6,6 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
@@ -28,7 +27,6 @@ from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 
 _CONSUMER = "inbox-work"
-_DYING = Path(__file__).with_name("dying.py")
 
 MESSAGE = Message("order-1", b'{"amount": 10}')
 INVOICE = Message("invoice-1", b"{}")
@@ -250,10 +248,13 @@ def test_deferred_in_the_order_of_sending(
 
 
 def test_two_destinations_are_two_rows(service: IdempotenceService) -> None:
-    """One message for two destinations is deferred twice; each is sent by itself."""
+    """One message for two destinations is deferred twice, to one of them once however often it is
+    said; each is sent by itself.
+    """
     service.processing_status(MESSAGE)
-    service.add_deferred_message(MESSAGE, INVOICE, "archive")
-    service.add_deferred_message(MESSAGE, INVOICE, "printer")
+    for destination in ("archive", "printer", "archive"):
+        service.add_deferred_message(MESSAGE, INVOICE, destination)
+    assert len(service.get_deferred_messages(MESSAGE)) == 2
     service.message_handled(MESSAGE)
     first, second = service.get_deferred_messages(MESSAGE)
     assert (first.id, second.id) == (INVOICE.id, INVOICE.id)
