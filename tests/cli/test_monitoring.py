@@ -21,6 +21,7 @@ from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Backlog
+from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
 
@@ -143,6 +144,17 @@ def test_scrapes_of_a_ledger_that_is_away(
         for _ in range(3):
             assert "oncely_deferred_waiting 0.0" in monitor.answer("/metrics").text
     assert events_in(caplog) == ["gauges_failed", "gauges_recovered"]
+
+
+def test_the_pulse_of_a_loop() -> None:
+    """It stands still from its last beat on, and is not ready before its broker is reached."""
+    clock = ManualClock()
+    pulse = Pulse(clock=clock)
+    clock.advance(61)
+    assert not pulse.health().is_live
+    pulse.beat()
+    assert pulse.health().is_live
+    assert pulse.health().unready == "the broker has not been reached yet"
 
 
 @pytest.mark.parametrize("received", [0, 1])

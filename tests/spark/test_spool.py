@@ -80,6 +80,14 @@ def test_no_number_is_given_twice(spool: Spool, tmp_path: Path) -> None:
     assert spool.write([Message("b")], after=9) == 10
 
 
+def test_a_batch_has_as_many_segments_as_fit(spool: Spool) -> None:
+    """As many as hold no more than the limit; one at least, and none where there is none."""
+    for size in (2, 3, 9, 1):
+        spool.write([Message(str(n)) for n in range(size)])
+    assert [spool.end_of_next(start, 5) for start in range(5)] == [2, 2, 3, 4, 4]
+    assert spool.end_of_next(0, 100) == 4
+
+
 def test_a_missing_segment_is_never_passed_over(spool: Spool, tmp_path: Path) -> None:
     """What is asked for and gone is an error that says so, on the driver and on an executor."""
     for n in range(3):
