@@ -35,7 +35,7 @@ from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
     redis_url,
     sqlite_ledger_url,
 )
-from tests.turns import fix_turn, report_line
+from tests.turns import fix_turn, not_today, report_line
 
 from oncely._util import clock as process_clock
 from oncely.core.record import Claim, Key
@@ -55,6 +55,13 @@ OpenSqlite = Callable[..., SqlStore]
 def pytest_configure() -> None:
     """Before other processes are started, which are to collect the same tests."""
     fix_turn()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what has its turn on another day."""
+    left_out = not_today(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(trylast=True)

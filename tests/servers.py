@@ -437,7 +437,7 @@ class Rabbitmq(Server):
 
     name = "RabbitMQ"
     package = "rabbitmq-server"
-    programs = ("rabbitmq-server", "rabbitmqctl", "epmd", "erl_call")
+    programs = ("rabbitmq-server", "epmd", "erl_call")
     account = "rabbitmq"
 
     _NODE = "oncely@localhost"
@@ -453,14 +453,8 @@ class Rabbitmq(Server):
         """The URL of a vhost."""
         return f"amqp://oncely:secret@{HOST}:{self.port}/{quote(vhost, safe='')}"
 
-    def ctl(self, *words: str) -> str:
-        """What rabbitmqctl says when it is told these words. Raises ServerError when it fails."""
-        _, rabbitmqctl, _, _ = self._programs
-        told = [rabbitmqctl, f"--node={self._NODE}", f"--erlang-cookie={self._COOKIE}", *words]
-        return self._said(told)
-
     def evaluate(self, expression: str) -> str:
-        """What an Erlang expression comes to in the node: in milliseconds, unlike `ctl`.
+        """What an Erlang expression comes to in the node: in milliseconds, unlike rabbitmqctl.
 
         Raises ServerError when it fails.
         """
@@ -470,6 +464,26 @@ class Rabbitmq(Server):
         if not said.startswith("{ok, "):
             raise ServerError(f"{expression} fails:\n{said}")
         return said.removeprefix("{ok, ").removesuffix("}")
+
+    def add_user(self, name: str, password: str, vhost: str, *permissions: str) -> None:
+        """Make a user with these permissions to configure, write and read in one vhost."""
+        allowed = ", ".join(f'<<"{pattern}">>' for pattern in permissions)
+        self.evaluate(
+            f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{password}">>, <<"tests">>), '
+            f'rabbit_auth_backend_internal:set_permissions(<<"{name}">>, <<"{vhost}">>, '
+            f'{allowed}, <<"tests">>)'
+        )
+
+    def delete_user(self, name: str) -> None:
+        """Whatever it may do."""
+        self.evaluate(f'rabbit_auth_backend_internal:delete_user(<<"{name}">>, <<"tests">>)')
+
+    def close_connections(self, vhost: str) -> None:
+        """As an operator does."""
+        self.evaluate(
+            '[rabbit_networking:close_connection(Pid, "a test") || [{pid, Pid}, {vhost, '
+            f'<<"{vhost}">>}}] <- rabbit_networking:connection_info_all([pid, vhost])]'
+        )
 
     def start(self) -> None:
         super().start()
@@ -524,7 +538,7 @@ class Rabbitmq(Server):
                 (self._plugins / found.name).symlink_to(found)
 
     def _command(self) -> Sequence[str | Path]:
-        server, _, epmd, _ = self._programs
+        server, epmd, _ = self._programs
         self._settings.write_text(
             f"listeners.tcp.1 = {HOST}:{self.port}\n"
             "default_user = oncely\n"

@@ -5,10 +5,30 @@ several stores, servers or cases: one of them a day, and so all of them in as ma
 import os
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
+
+_A_DAY = {
+    "a Spark of its own": 2,
+    "Spark is killed": 3,
+    "pipelines": 3,
+    "batches": 3,
+    "RabbitMQ into Spark": 2,
+    "long on Spark": 3,
+    "brokers fail": 3,
+    "processes are killed": 4,
+    "long": 2,
+    "planted bugs": 16,
+    "drifts": 10,
+    "wrong clocks": 2,
+    "isolation levels": 3,
+}
+"""How many of the tests with the mark `in_turn` and this name a run has."""
 
 _TURN = "ONCELY_TEST_TURN"
 _ALL = "ONCELY_TEST_ALL"
@@ -34,6 +54,21 @@ def in_turn(name: str, choices: Sequence[T], count: int = 1) -> Sequence[T]:
         return choices
     first = zlib.crc32(name.encode()) + fix_turn() * count
     return [choices[(first + place) % len(choices)] for place in range(count)]
+
+
+def not_today(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The tests for which others with their mark stand today. Whoever asks for one test alone has
+    it any day: there are no others to choose from.
+    """
+    groups = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if mark := item.get_closest_marker("in_turn"):
+            groups[mark.args[0]].append(item)
+    return {
+        item
+        for name, group in groups.items()
+        for item in {*group}.difference(in_turn(name, group, _A_DAY[name]))
+    }
 
 
 def report_line() -> str:

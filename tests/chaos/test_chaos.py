@@ -29,6 +29,7 @@ def _run(folder: Path, servers: Servers) -> None:
         raise
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.timeout(_TIMEOUT_S)
 @pytest.mark.parametrize("queue", in_turn("chaos", ("a file", "RabbitMQ")))
 def test_chaos(

@@ -66,6 +66,7 @@ def test_of_one_consumer(old: "OnFile", command: Command, tmp_path: Path) -> Non
     assert not rows(tmp_path / "a")
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_killed_it_goes_on(old: "OnFile", in_process: InProcess, tmp_path: Path) -> None:
     """No record is ever in neither place, and in the end each is in the archive, once."""
     folder = tmp_path / "archive"

@@ -253,6 +253,7 @@ def test_workers(shop: Shop, start: Start) -> None:
     assert shop.completed() == 20
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_a_killed_worker_is_replaced(
     shop: Shop, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

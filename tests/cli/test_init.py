@@ -176,7 +176,7 @@ CHECKS: Mapping[str, tuple[Callable[[Written], None], Sequence[str]]] = {
 RUNS = [(delivery, store) for delivery, (_, stores) in CHECKS.items() for store in stores]
 
 
-@pytest.mark.parametrize(("delivery", "store"), in_turn("init runs", RUNS, count=3))
+@pytest.mark.parametrize(("delivery", "store"), in_turn("init runs", RUNS, count=2))
 def test_what_is_written_runs(write: Write, delivery: str, store: str) -> None:
     """By the printed commands, and the duplicate is stopped."""
     check, _ = CHECKS[delivery]

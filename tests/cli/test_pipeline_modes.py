@@ -36,6 +36,7 @@ def received(transport: Transport, count: int) -> list[str]:
     return sorted(taken)
 
 
+@pytest.mark.in_turn("pipelines")
 @pytest.mark.timeout(900)
 def test_rows_are_in_their_table_once(project: Project, postgresql_url: str) -> None:
     """Each row by the expressions of the file, with its record; run again, only what is new."""
@@ -77,6 +78,7 @@ def book(messages, batch_key):
 """
 
 
+@pytest.mark.in_turn("pipelines")
 def test_a_batch_handler(project: Project) -> None:
     """It gets what is new; the next run takes up a batch that has failed, also without input."""
     del project.tables["pipeline"]["handler"]
@@ -150,6 +152,7 @@ def test_what_the_database_alone_can_tell_is_a_mistake_too(
     assert told.startswith(f"oncely: {project.file}: {said}")
 
 
+@pytest.mark.in_turn("pipelines")
 @pytest.mark.timeout(900)
 def test_what_handlers_send_is_sent(
     project: Project, command: Command, postgresql_url: str, rabbitmq_url: str

@@ -37,6 +37,7 @@ def publish(url: str, ids: Sequence[str]) -> None:
         transport.publish(_QUEUE, [Message(id_, b"{}") for id_ in ids])
 
 
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.timeout(1_800)
 def test_killed_runs_lose_and_double_nothing(project: Project, rabbitmq_url: str) -> None:
     """Each message has one effect, or is in doubt where its handler was killed."""

@@ -57,6 +57,7 @@ def _session_of(pid: int) -> int:
         return 0
 
 
+@pytest.mark.in_turn("pipelines")
 def test_a_run_its_repetition_and_a_lost_checkpoint(project: Project) -> None:
     """What was handled is handled no more, neither with the checkpoint nor without it."""
     project.put("1.json", [f"m{n}" for n in range(300)] + ["m1", "m2", ""])
@@ -119,6 +120,7 @@ def test_what_only_spark_can_tell_names_its_key(
     assert not project.effects()
 
 
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("on_in_doubt", in_turn("policy of killed runs", ["hold", "retry"]))
 def test_killed_runs_lose_and_double_nothing(
@@ -150,6 +152,7 @@ def test_killed_runs_lose_and_double_nothing(
         assert not doubtful
 
 
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("number", "trigger"),
@@ -178,6 +181,7 @@ def test_a_stopped_run_leaves_no_claim(
     assert project.effects() == dict.fromkeys(ids, 1)
 
 
+@pytest.mark.in_turn("pipelines")
 def test_a_backfill_into_a_new_ledger(project: Project) -> None:
     """A ledger that has forgotten nothing refuses none for its age; one that has, does."""
     ids = [f"m{n}" for n in range(50)]
@@ -251,6 +255,7 @@ def test_the_traceback_is_printed_when_asked_for(project: Project) -> None:
     assert "JVM stacktrace:\norg.apache.spark." in err
 
 
+@pytest.mark.in_turn("pipelines")
 @pytest.mark.usefixtures("spark")
 def test_a_run_ends_where_too_many_fail(project: Project) -> None:
     """It says how many, the last error with its message, and where to read more."""
@@ -300,6 +305,7 @@ def failing(project: Project) -> Project:
     return project
 
 
+@pytest.mark.in_turn("pipelines")
 def test_a_failure_holds_up_no_batch(failing: Project) -> None:
     """A run ends while a message waits; the next handles a new file at once, and what is due."""
     failing.tables["policy"] = {"tries": 3, "backoff": ["1h"]}
@@ -317,6 +323,7 @@ def test_a_failure_holds_up_no_batch(failing: Project) -> None:
     assert failing.effects() == dict.fromkeys(["a", "b", "c", "d", "e", "bad", "bad2"], 1)
 
 
+@pytest.mark.in_turn("pipelines")
 def test_a_drain_waits_also_for_what_fails(failing: Project) -> None:
     """What has failed at every try is a dead letter, which a later run takes when a person says."""
     failing.tables["policy"] = {"tries": 2, "backoff": ["100ms"]}
@@ -333,6 +340,7 @@ def test_a_drain_waits_also_for_what_fails(failing: Project) -> None:
     assert (again["received"], again["handled"]) == (1, 1)
 
 
+@pytest.mark.in_turn("pipelines")
 def test_what_waits_is_run_where_no_batch_comes(failing: Project) -> None:
     """A stream by an interval takes what is due also while nothing new arrives."""
     failing.tables["pipeline"] |= {"trigger": "500ms"}

@@ -342,6 +342,7 @@ def test_processes_share(transport: Transport, url: str) -> None:
     assert sorted(id_ for output in outputs for id_ in _told(output, "acknowledged")) == sorted(ids)
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_killed_publishers(transport: Transport, url: str) -> None:
     """After SIGKILL whatever was confirmed is there, and each batch is whole."""
     confirmed = []
@@ -357,6 +358,7 @@ def test_killed_publishers(transport: Transport, url: str) -> None:
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_killed_consumers(transport: Transport, url: str, tmp_path: Path) -> None:
     """After SIGKILL nothing is lost, and nothing that was acknowledged comes again."""
     ids = set(_publish(transport, 5_000))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from tests.docs.shell import Shell, commands
 from tests.turns import is_whole_run
 
@@ -77,6 +78,7 @@ def follow(page: str, folder: Path, programs: Path) -> int:
     return typed
 
 
+@pytest.mark.in_turn("long")
 def test_tutorial(tmp_path: Path) -> None:
     """Whoever follows the page sees what it shows: up to the first decision after a kill, or, with
     ONCELY_TEST_ALL, to its end.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tests.examples.running import Starter
 
 PLACES = ("in the input", "already in the ledger")
@@ -13,6 +14,7 @@ def report(said: str) -> dict[str, str]:
     return {name.strip(): count.strip() for name, count in rows}
 
 
+@pytest.mark.in_turn("a Spark of its own")
 def test_spark_pipeline(tmp_path: Path) -> None:
     """Four lines are three letters, whether they come once or again under another name."""
     starter = Starter("spark_pipeline", tmp_path)

@@ -93,6 +93,7 @@ def open_shop(folder: Path, url: str, **environment: str) -> Iterator[Shop]:
         shop.close()
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.parametrize("in_doubt", in_turn("servers killed", ["hold", "retry"]))
 def test_workers_are_killed(tmp_path: Path, postgresql_url: str, in_doubt: str) -> None:
     """While processes of the server are killed, clients repeat what is not answered. Under `retry`

@@ -132,6 +132,7 @@ def _keys(shop: Shop) -> None:
     assert found(shop.ledger, "numbered", "17").state is State.COMPLETED
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     """The process of a task is killed after the effect, before that is recorded or after, and then
     the whole worker: each time the task is delivered again, and the effect is not repeated.
@@ -191,6 +192,7 @@ def test_transactions(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     assert found(shop.ledger, "hand_on", "e").state is State.COMPLETED
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_killed_at_the_commit(shop: Shop, rabbitmq_url: str, tmp_path: Path, point: str) -> None:
     """A worker whose process is killed before or after the commit: the row is stored once."""

@@ -15,6 +15,7 @@ import pytest
 from tests.conformance.conftest import url_of
 from tests.integration.test_auditing import aside, failed, in_doubt, the
 from tests.records import granted
+from tests.turns import in_turn
 
 from oncely import ops
 from oncely.archive.writing import archive
@@ -181,7 +182,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", in_turn("store of killed decisions", ["sqlite", "postgresql"]))
 @pytest.mark.parametrize(
     ("how", "told", "left"),
     [

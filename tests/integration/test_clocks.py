@@ -45,6 +45,7 @@ def worker(request: pytest.FixtureRequest, url: str) -> Iterator[Worker]:
         yield worker
 
 
+@pytest.mark.in_turn("wrong clocks")
 @pytest.mark.parametrize("kind", _SERVERS)
 def test_wrong_machine(ledger: Ledger, worker: Worker) -> None:
     """A worker on a machine with a wrong clock neither takes early, nor holds longer or shorter."""

@@ -78,6 +78,7 @@ def at_work(consumer: Consumer, handler: Callable[[Message], object]) -> Iterato
 # ---- Order over restarts and kills -------------------------------------------------------------
 
 
+@pytest.mark.in_turn("brokers fail")
 def test_order_of_what_a_stopped_one_had(
     rabbitmq_url: str, ledger: Ledger, transport: Transport
 ) -> None:
@@ -103,6 +104,7 @@ def test_order_of_what_a_stopped_one_had(
         assert ordered == list(range(key, 330, 3))
 
 
+@pytest.mark.in_turn("brokers fail")
 @pytest.mark.parametrize(
     ("ledger_url", "end"),
     [("postgresql_url", signal.SIGTERM), ("mysql_url", signal.SIGKILL)],
@@ -270,6 +272,7 @@ def test_what_is_refused_holds_up_nobody(
     assert all("no queue takes it" in str(each.reason) for each in aside)
 
 
+@pytest.mark.in_turn("brokers fail")
 def test_stopped_while_the_broker_is_blocked(private_rabbitmq: Rabbitmq, ledger: Ledger) -> None:
     """Under a memory alarm messages are received, acknowledged, tried again and set aside, whatever
     handlers and dead letters send; and a consumer that is stopped ends within its grace.

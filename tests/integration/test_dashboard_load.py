@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from tests.integration.benchmarks import measured
 
 
+@pytest.mark.in_turn("long")
 def test_every_request_is_answered(postgresql_url: str, tmp_path: Path) -> None:
     """A hundred requests at once, over all pages, are all answered with 200; the consumer goes on
     meanwhile.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.conftest import url_of
+from tests.turns import in_turn
 
 from oncely.core.commands import Granted
 from oncely.core.record import Key, State
@@ -14,7 +15,7 @@ from oncely.ledger import Ledger, open_ledger
 _MOST = 500
 
 
-@pytest.fixture(params=("sqlite", "postgresql"))
+@pytest.fixture(params=in_turn("store of estimates", ("sqlite", "postgresql")))
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     """A ledger with 8,000 completed records, a quarter of them of another consumer."""
     with closing(open_ledger(url_of(request.param, request, tmp_path))) as opened:

@@ -26,6 +26,7 @@ _KILLS = {
 _SENT = "SELECT provider, message_id FROM processed_messages WHERE status = 'sent'"
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.timeout(600 + 10 * max(_KILLS.values()))
 @pytest.mark.parametrize("name", in_turn("a server is killed", tuple(_KILLS)))
 def test_killed_server(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

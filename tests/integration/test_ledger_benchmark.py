@@ -10,6 +10,7 @@ from tests.servers import MissingProgram
 from tests.turns import in_turn
 
 
+@pytest.mark.in_turn("long")
 @pytest.mark.parametrize(
     "store", in_turn("benchmark of the ledger", ("sqlite", "postgresql", "mariadb", "redis"))
 )

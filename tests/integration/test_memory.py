@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _GROWN_MB = 5.0
 _PROGRAM = """
 import sys, uuid
@@ -24,6 +26,7 @@ for part in range(8):
 """
 
 
+@pytest.mark.in_turn("long")
 def test_memory_is_flat(tmp_path: Path) -> None:
     """With a ledger in a file, whose table grows by thirty megabytes meanwhile."""
     run = subprocess.run(

@@ -116,6 +116,7 @@ def test_bad_threshold(postgresql_url: str) -> None:
 _LEVELS = ("read uncommitted", "read committed", "repeatable read", "serializable")
 
 
+@pytest.mark.in_turn("isolation levels")
 @pytest.mark.parametrize(
     ("kind", "level"),
     [*product(("postgresql", "mysql"), _LEVELS), ("pooled", "serializable")],

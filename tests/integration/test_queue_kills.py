@@ -97,6 +97,7 @@ class Campaign:
         )
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.timeout(_TIMEOUT_S)
 @pytest.mark.parametrize("kind", in_turn("a queue's workers", ("transactional", "plain")))
 def test_killed_workers(postgresql_url: str, kind: str) -> None:

@@ -138,6 +138,7 @@ class Traffic:
         self._transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
 
 
+@pytest.mark.in_turn("brokers fail")
 def test_restart(private_rabbitmq: Rabbitmq, open_at: Open) -> None:
     """While the broker is killed or stopped, calls fail; what was confirmed is there afterwards,
     dead letters too, and publishing and consuming go on by themselves.
@@ -163,16 +164,18 @@ def test_restart(private_rabbitmq: Rabbitmq, open_at: Open) -> None:
     assert _ids(_received(other, 1, "another.dead")) == ["dead"]
 
 
+@pytest.mark.in_turn("brokers fail")
 def test_connections_closed(rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport) -> None:
     """An operator closes all connections, again and again: nothing is lost, and all goes on."""
     with Traffic(transport) as traffic:
         for _ in range(3):
             traffic.goes_on()
-            rabbitmq.ctl("close_all_connections", "--vhost", _vhost(rabbitmq_url), "a test")
+            rabbitmq.close_connections(_vhost(rabbitmq_url))
         traffic.goes_on()
     assert set(traffic.published) <= traffic.received
 
 
+@pytest.mark.in_turn("brokers fail")
 def test_what_a_lost_connection_had_comes_first(
     rabbitmq: Rabbitmq, rabbitmq_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +191,7 @@ def test_what_a_lost_connection_had_comes_first(
     _publish(transport, 30)
     with closing(open_transport(f"{rabbitmq_url}?prefetch=10")) as narrow:
         first = _ids(_received(narrow, 10))
-        rabbitmq.ctl("close_all_connections", "--vhost", _vhost(rabbitmq_url), "a test")
+        rabbitmq.close_connections(_vhost(rabbitmq_url))
         assert _ids(_received(narrow, 10)) == first == [str(n) for n in range(10)]
     assert told == []
 

@@ -59,6 +59,7 @@ def check_order(messages: list[Message], places: int) -> None:
     assert set(map(tuple, lanes.values())) == {tuple(range(places))}
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_several_relays(ledger: Ledger, url: str, queues: str) -> None:
     """Four processes send each message once, each lane in order, and complete what is done."""
     with relays(_RELAYS, url, queues) as started:
@@ -74,6 +75,7 @@ def test_several_relays(ledger: Ledger, url: str, queues: str) -> None:
     assert ledger.counts() == {(CONSUMER, State.COMPLETED): _MESSAGES}
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.parametrize(
     ("url", "point"),
     [

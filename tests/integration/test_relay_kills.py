@@ -106,6 +106,7 @@ class Campaign:
         )
 
 
+@pytest.mark.in_turn("processes are killed")
 @pytest.mark.timeout(_TIMEOUT_S)
 def test_killed_producers_and_relays(
     postgresql_url: str, rabbitmq_url: str, tmp_path: Path

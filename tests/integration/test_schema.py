@@ -331,6 +331,7 @@ DRIFTS = [
 ]
 
 
+@pytest.mark.in_turn("drifts")
 @pytest.mark.parametrize(("kind", "statement", "told"), DRIFTS)
 def test_drift_is_told(
     kind: str, statement: str, told: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -169,6 +169,7 @@ def test_forget(line: Line, delivers: bool) -> None:
 # ---- Kills -------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_killed_workers(url: str) -> None:
     """After SIGKILL in the middle of transactions each is stored whole or not at all."""
     with closing(open_ledger(url)) as ledger:
@@ -181,6 +182,7 @@ def test_killed_workers(url: str) -> None:
         _check_whole(ledger, workers.handled)
 
 
+@pytest.mark.in_turn("processes are killed")
 def test_killed_postgresql(private_postgresql: Postgresql) -> None:
     """After a server was killed in the middle of transactions each is whole, or not there."""
     url = private_postgresql.url

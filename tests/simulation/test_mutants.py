@@ -15,6 +15,7 @@ from tests.turns import is_whole_run
 _SEEDS = 500
 
 
+@pytest.mark.in_turn("planted bugs")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: Mutant, tmp_path: Path) -> None:
     """Within 500 seeds one fails, by an error that the oracle tells."""

@@ -58,6 +58,7 @@ def backfill(spark: "SparkSession", effects: "Effects") -> "Callable[..., DataFr
     return make
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_a_backfill(
     write: "Write",
     backfill: "Callable[..., DataFrame]",
@@ -121,6 +122,7 @@ def test_go_s_zero_time(
     assert not effects.per_message()
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_spark_reads_the_folders_it_must(spark: "SparkSession", archived: str) -> None:
     """Literal dates and buckets are filters on folders; the rest is not opened."""
     frame = spark.read.schema(SPARK_SCHEMA).parquet(archived)

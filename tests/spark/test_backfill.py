@@ -22,6 +22,7 @@ MESSAGES = int(os.environ.get("ONCELY_TEST_BACKFILL", "1000"))
 """Without their copies."""
 
 
+@pytest.mark.in_turn("long on Spark")
 @pytest.mark.timeout(1800 + MESSAGES // 10)
 def test_a_live_worker_and_a_backfill(
     frame: Callable[..., "DataFrame"],

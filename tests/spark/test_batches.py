@@ -73,6 +73,7 @@ def states(ledger: Ledger, consumer: str = "tests") -> dict[State, int]:
     return {state: n for (name, state), n in ledger.counts().items() if name == consumer}
 
 
+@pytest.mark.in_turn("batches")
 def test_what_is_new(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, spark: "SparkSession"
 ) -> None:
@@ -105,6 +106,7 @@ def test_columns_of_ones_own(
     assert taken == messages.drop("oncely_row").collect()
 
 
+@pytest.mark.in_turn("batches")
 def test_a_batch_that_fails_waits(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, spark: "SparkSession"
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_batch_that_fails_waits(
     assert states(ledger) == {State.COMPLETED: 4}
 
 
+@pytest.mark.in_turn("batches")
 def test_a_batch_that_fails_permanently(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger
 ) -> None:
@@ -163,6 +166,7 @@ _IN_DOUBT: list[tuple[str, dict[str, int], int]] = [
 ]
 
 
+@pytest.mark.in_turn("batches")
 @pytest.mark.parametrize(
     ("policy", "becomes", "calls"),
     in_turn("policies of batches in doubt", _IN_DOUBT, 2),
@@ -192,6 +196,7 @@ def test_in_doubt(
         assert shop.given == [{"a", "b"}, {"a", "b"}]
 
 
+@pytest.mark.in_turn("batches")
 @pytest.mark.parametrize("server", in_turn("server of batches", ["postgresql_url", "mysql_url"]))
 def test_on_a_server(
     server: str,
@@ -214,6 +219,7 @@ def test_on_a_server(
         assert states(ledger) == {State.COMPLETED: 101}
 
 
+@pytest.mark.in_turn("batches")
 def test_in_a_stream(
     spark: "SparkSession", shop: Shop, settings: dict[str, Any], tmp_path: Path
 ) -> None:

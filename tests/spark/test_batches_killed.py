@@ -70,6 +70,7 @@ def folder(tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("target", in_turn("target of batches", ["parquet", "table", "delta"]))
 def test_killed_at_every_point(remote: str, postgresql_url: str, folder: Path, target: str) -> None:
@@ -91,6 +92,7 @@ def test_killed_at_every_point(remote: str, postgresql_url: str, folder: Path, t
     assert list((folder / "quarantine-batches").iterdir()) == []
 
 
+@pytest.mark.in_turn("Spark is killed")
 def test_killed_and_held(remote: str, postgresql_url: str, folder: Path) -> None:
     """What is in doubt is counted as that, and not handed over again; all else is handled."""
     points = ("members_claimed", "in_batch_handler")

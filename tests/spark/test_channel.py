@@ -109,6 +109,7 @@ def test_who_has_not_proved_the_token_is_not_listened_to(driver: DriverChannel) 
 # ---- Many tasks --------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turn("long on Spark")
 @pytest.mark.timeout(300)
 def test_thousands_of_tasks(driver: DriverChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is counted, and they cost the driver neither threads nor file descriptors."""

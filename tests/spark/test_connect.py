@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.spark.conftest import HERE, Effects, environment
 from tests.spark.programs import program
 
 from oncely import State, open_ledger
 
 
+@pytest.mark.in_turn("a Spark of its own")
 def test_every_front_through_a_server(remote: str, tmp_path: Path) -> None:
     """The report comes back from the driver; all fronts share a ledger; a mistake is a line."""
     (tmp_path / "in").mkdir()
@@ -66,6 +68,7 @@ source = "source"
 """
 
 
+@pytest.mark.in_turn("a Spark of its own")
 def test_a_pipeline_on_a_server(remote: str, tmp_path: Path) -> None:
     """With SPARK_REMOTE the batches run on the server, and their counts come back added up."""
     (tmp_path / "in").mkdir()

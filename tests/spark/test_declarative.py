@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from tests.records import granted
 from tests.spark.conftest import environment
 from tests.spark.programs import QUICK_JAVA, program
@@ -15,6 +16,7 @@ from oncely import Key, State, open_ledger
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
 
 
+@pytest.mark.in_turn("a Spark of its own")
 def test_the_example(tmp_path: Path) -> None:
     """Every message is sent once, but for what another worker has handled before."""
     project = tmp_path / "declarative"

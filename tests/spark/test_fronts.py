@@ -253,6 +253,7 @@ def test_frames_that_are_none_of_a_batch_of_messages(
         process(spark.range(1).toDF("n"), **settings)
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_spark_gives_up(frame: Frame, settings: Settings) -> None:
     """What is no mistake of the user is another error, and still one line."""
     unreachable = {"ledger": "postgresql://nobody@127.0.0.1:1/nothing"}

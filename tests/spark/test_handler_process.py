@@ -53,6 +53,7 @@ def test_hold_reports_who_killed(
     assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
 
 
+@pytest.mark.in_turn("Spark is killed")
 def test_many_that_kill(frame: Frame, write: "Write", effects: "Effects") -> None:
     """More than a task of Spark may fail."""
     bad = [(f"b{n}", BAD) for n in range(8)]
@@ -125,6 +126,7 @@ def _publish(effects: "Effects", ids: list[str]) -> None:
     (folder / "rows.json").write_text("\n".join(map(json.dumps, rows)))
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_a_query_that_is_stopped_gives_back(
     spark: "SparkSession", effects: "Effects", tmp_path: Path, ledger_url: str
 ) -> None:
@@ -151,6 +153,7 @@ def _be_away(server: Postgresql) -> None:
     server.start()
 
 
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.timeout(300 + 4 * int(AWAY_S))
 def test_a_ledger_that_is_away_is_waited_for(
     spark: "SparkSession", effects: "Effects", tmp_path: Path, private_postgresql: Postgresql

@@ -142,6 +142,7 @@ def test_a_task_sends_where_it_is_told_to(
     assert ledger.counts() == {("tests", State.COMPLETED): 30}
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_a_broker_that_is_away_stops_nothing(run: Run, ledger: Ledger) -> None:
     """What cannot be sent is stored, for a relay."""
     away = f"amqp://guest:guest@127.0.0.1:{free_port()}/"

@@ -92,6 +92,7 @@ def stream(spark: "SparkSession", tmp_path: Path, ledger_url: str) -> Stream:
     return Stream(spark, tmp_path, ledger_url)
 
 
+@pytest.mark.in_turn("RabbitMQ into Spark")
 def test_everything_takes_effect_once(
     stream: Stream, rabbitmq_url: str, publish: Publish, effects: "Effects", ledger: Ledger
 ) -> None:
@@ -121,6 +122,7 @@ def test_everything_takes_effect_once(
     assert ledger.counts() == {("tests", State.COMPLETED): 902}
 
 
+@pytest.mark.in_turn("RabbitMQ into Spark")
 def test_what_was_spooled_and_never_an_offset_is_read_first(
     stream: Stream, rabbitmq_url: str, publish: Publish, effects: "Effects"
 ) -> None:
@@ -138,6 +140,7 @@ def test_what_was_spooled_and_never_an_offset_is_read_first(
     assert effects.per_message() == dict.fromkeys("abcde", 1)
 
 
+@pytest.mark.in_turn("Spark is killed")
 def test_rabbitmq_restarted_in_the_middle(
     stream: Stream, private_rabbitmq: Rabbitmq, publish: Publish, effects: "Effects"
 ) -> None:
@@ -158,6 +161,7 @@ def test_rabbitmq_restarted_in_the_middle(
     assert is_empty(url)
 
 
+@pytest.mark.in_turn("RabbitMQ into Spark")
 def test_what_is_no_message_is_set_aside(
     stream: Stream, rabbitmq_url: str, publish: Publish, effects: "Effects"
 ) -> None:
@@ -188,6 +192,7 @@ def test_what_is_no_message_is_set_aside(
     assert effects.per_message() == {"good": 1, "large": 1, "odd": 1}
 
 
+@pytest.mark.in_turn("RabbitMQ into Spark")
 def test_a_batch_is_read_again_until_its_spool_is_removed(
     spark: "SparkSession",
     rabbitmq_url: str,

@@ -325,6 +325,7 @@ def test_what_a_trigger_refuses(on_postgresql: Place) -> None:
     assert on_postgresql.ledger.counts()["tests", State.COMPLETED] == 1
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_what_mariadb_refuses(on_mariadb: Place) -> None:
     """Its driver calls most of it operational: rows too large, partitions, and what is not JSON."""
     on_mariadb.execute(

@@ -92,6 +92,7 @@ spark.eventLog.dir file:{folder}/events
 _SENDING = "def send(message):\n    message.send('receipts', {'for': message.id})\n"
 
 
+@pytest.mark.in_turn("a Spark of its own")
 @pytest.mark.timeout(1_200)
 def test_a_password_reaches_no_page_and_no_log(
     postgresql_url: str, rabbitmq: "Rabbitmq", rabbitmq_url: str, tmp_path: Path
@@ -105,8 +106,7 @@ def test_a_password_reaches_no_page_and_no_log(
         connection.execute("CREATE TABLE payments (id text, source text)")
         connection.execute("CREATE TABLE effects (name text)")
     vhost = rabbitmq_url.rpartition("/")[2]
-    rabbitmq.ctl("add_user", "spark", BROKERS_PASSWORD)
-    rabbitmq.ctl("set_permissions", "-p", vhost, "spark", ".*", ".*", ".*")
+    rabbitmq.add_user("spark", BROKERS_PASSWORD, vhost, ".*", ".*", ".*")
     broker = re.sub("://[^@]*@", f"://spark:{BROKERS_PASSWORD}@", rabbitmq_url)
     with closing(open_transport(broker)) as transport:
         transport.publish("orders", [Message("a", b"{}"), Message("b", b"{}")])

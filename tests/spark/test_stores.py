@@ -49,6 +49,7 @@ def test_every_store(
     assert {row.message_id for row in read.collect()} == {*ids, "new"}
 
 
+@pytest.mark.in_turn("long on Spark")
 @pytest.mark.parametrize(
     ("mode", "own"),
     [

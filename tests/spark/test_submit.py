@@ -60,6 +60,7 @@ print(json.dumps(report.as_dict()))
 """
 
 
+@pytest.mark.in_turn("a Spark of its own")
 def test_brought_along(tmp_path: Path) -> None:
     """Where no Python has oncely installed, driver, planner and workers take it from a zip."""
     (tmp_path / "sitecustomize.py").write_text(_NOT_INSTALLED)
@@ -157,6 +158,7 @@ def _submit(programs: Programs, master: str, tmp_path: Path, ledger: str) -> dic
     return told
 
 
+@pytest.mark.in_turn("a Spark of its own")
 @pytest.mark.timeout(600)
 def test_a_cluster(tmp_path: Path, postgresql_url: str) -> None:
     """A pipeline runs where --master says; a ledger that is a file is refused."""

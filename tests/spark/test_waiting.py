@@ -186,6 +186,7 @@ def test_what_is_unrecoverable_is_not_tried_again(run: Run, ledger: Ledger) -> N
     assert [letter.attempts for letter in ledger.dead()] == [1]
 
 
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.parametrize("way", ["exit", "return", "raise"])
 def test_a_forked_child_goes_no_further(run: Run, tmp_path: Path, way: str) -> None:
     """A child that leaves the handler ends there: what follows is its parent's."""

@@ -12,6 +12,7 @@ EXAMPLE = ROOT / "examples" / "frozen_executor" / "frozen_executor.py"
 MESSAGES = 10
 
 
+@pytest.mark.in_turn("a Spark of its own")
 @pytest.mark.timeout(1800)
 def test_what_is_sent_twice(tmp_path: Path, postgresql_url: str) -> None:
     """One partition is sent twice without oncely, nothing with it; and the table says so."""

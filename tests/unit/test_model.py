@@ -14,6 +14,7 @@ MUTANTS = sorted(set(re.findall(r"\bBUG_(\w+)", (FORMAL / "oncely.pml").read_tex
 MISSING_PROGRAM = 2
 
 
+@pytest.mark.in_turn("long")
 @pytest.mark.timeout(600)
 def test_model() -> None:
     """Every mode holds in all that can happen with few faults, and the mutants are caught in one

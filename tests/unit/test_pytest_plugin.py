@@ -57,6 +57,7 @@ def _page() -> str:
     return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 
 
+@pytest.mark.in_turn("long")
 def test_page_runs(pytester: pytest.Pytester) -> None:
     """What the page tells a user to type passes without a warning, and without asyncio plugins."""
     pytester.makepyfile(test_page=_page())
@@ -64,6 +65,7 @@ def test_page_runs(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5 + 1 + 1 + 3 + 3 + 4)
 
 
+@pytest.mark.in_turn("long")
 def test_page_runs_under_xdist(pytester: pytest.Pytester) -> None:
     """Its first example does so in workers of pytest-xdist, which have threads."""
     pytester.makepyfile(test_page=_page())

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.turns import in_turn, is_whole_run
+from tests.turns import in_turn, is_whole_run, not_today
 
 TURN = "ONCELY_TEST_TURN"
 STORES = ("memory", "sqlite", "postgresql", "mysql", "redis")
@@ -39,6 +39,27 @@ def test_all_choices_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCELY_TEST_ALL", "1")
     assert is_whole_run()
     assert in_turn("a kill point", STORES) == STORES
+
+
+def test_tests_have_their_turn(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many with one mark as the table says, others the next day; one alone, and those without
+    the mark, any day.
+    """
+    items = [
+        pytest.Function.from_parent(request.node.parent, name=f"test_{n}", callobj=lambda: None)
+        for n in range(7)
+    ]
+    for item in items[1:]:
+        item.add_marker(pytest.mark.in_turn("brokers fail"))
+    days = []
+    for day in ("20784", "20785"):
+        monkeypatch.setenv(TURN, day)
+        days.append(not_today(items))
+        assert not not_today(items[:2])
+    assert [len(day) for day in days] == [3, 3]
+    assert set.union(*days) == {*items[1:]}
 
 
 def test_a_run_says_how_to_repeat_it(pytestconfig: pytest.Config) -> None:

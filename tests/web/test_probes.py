@@ -76,9 +76,7 @@ def test_what_is_known_is_asked_once(
     trouble, asked, run = Trouble(open_sqlite(clock), clock), list[str](), Sqlite.run
 
     def noted(database: Sqlite, link: SqlConnection, statement: str, *values: Any) -> Any:
-        # What this process tells of itself meanwhile is not asked by the page.
-        if threading.current_thread().name != "recorder":
-            asked.append(statement)
+        asked.append(statement)
         return run(database, link, statement, *values)
 
     def statements(*ids: str) -> int:

@@ -69,7 +69,7 @@ def test_sections_of_trouble(filled: Trouble) -> None:
     assert "No relay has taken the oldest for 2 min." in found["outbox"]
 
 
-def test_operations(sqlite_ledger_url: str) -> None:
+def test_operations(sqlite_ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was handled in the last day is drawn and said; workers, runs and the audit are there."""
     with closing(open_ledger(sqlite_ledger_url)) as ledger:
         for number in range(3):
@@ -81,6 +81,9 @@ def test_operations(sqlite_ledger_url: str) -> None:
         ledger.operations.keep_worker(worker, [])
         totals = {"received": 48_000, "handled": 47_993, "quarantined": {"missing_id": 7}}
         ledger.operations.keep_run(Run("r1", "nightly", "billing", 1.0, 61.0, totals))
+        # Both say how long ago that was.
+        now = ledger.now()
+        monkeypatch.setattr(Ledger, "now", lambda _: now)
         page = written(ledger)
         reader = Reader(dashboard(ledger))
         shown = {path: rows(reader.get(path)) for path in ("/workers", "/runs", "/audit")}
@@ -95,8 +98,6 @@ def test_operations(sqlite_ledger_url: str) -> None:
 def test_same_as_the_pages(filled: Trouble) -> None:
     """Each row that the dashboard shows to a viewer stands in the file."""
     refuse(filled.ledger, "texts", "no queue 'texts'")
-    # Else this process might tell of itself for the first time between the two.
-    filled.ledger.recorder.tell()
     reader = Reader(dashboard(filled.ledger))
     shown = rows(written(filled.ledger))
     # The counts of the overview stand in the table of consumers; a search is not in the file.
