@@ -182,10 +182,25 @@ def test_http(walker: Walker, open_in: OpenIn) -> None:
 
 @pytest.mark.parametrize("where", ["memory", "SQLite"])
 @pytest.mark.parametrize("count", [1, 1_000])
-def test_spark(walker: Walker, open_in: OpenIn, tmp_path: Path, where: str, count: int) -> None:
+def test_spark(
+    walker: Walker,
+    open_in: OpenIn,
+    tmp_path: Path,
+    where: str,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A task of mode leased, by itself, with one message and with many."""
     from tests.spark.tasks import run_task
 
+    from oncely.spark.modes import chunks, due_retries, leased
+
+    # Where the machine is slow, a task takes smaller chunks, and stores and looks more often.
+    for module, name in (
+        *((chunks, "_QUICK_S"), (chunks, "_SLOW_S")),
+        *((due_retries, "_LOOK_S"), (leased, "_STORE_EVERY_S")),
+    ):
+        monkeypatch.setattr(module, name, 600.0)
     walks: list[Walk] = []
     with walker.followed(), closing(open_in(where)) as ledger:
         for number in range(_BEFORE + _ROUNDS):
