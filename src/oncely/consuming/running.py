@@ -72,8 +72,12 @@ class Running:
         )
 
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        with _at_work(turn, link):
+        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+        try:
             turn.result = _kept(self._settings.handling, self._inner(message))
+        except BaseException as error:
+            turn.error = error
+            raise
         return turn.result
 
     def _handle(self, message: Message) -> Any:
@@ -152,8 +156,12 @@ class AsyncRunning:
         )
 
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        with _at_work(turn, link):
+        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+        try:
             turn.result = _kept(self._settings.handling, await self._inner(message))
+        except BaseException as error:
+            turn.error = error
+            raise
         return turn.result
 
     async def _handle(self, message: Message) -> Any:
@@ -186,21 +194,6 @@ class _timed:  # noqa: N801 - reads as a statement.
             # If there is a record, the failure is stored there already, or will be.
             turn.error = None
         return True
-
-
-class _at_work:  # noqa: N801 - reads as a statement.
-    """The context of the code that runs under the claim."""
-
-    def __init__(self, turn: DeliveryTurn, link: Any) -> None:
-        self._turn = turn
-        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self._turn.error = error
 
 
 def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> None:

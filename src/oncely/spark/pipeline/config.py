@@ -24,9 +24,14 @@ from oncely.spark.option_values import unknown
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
 from oncely.spark.settings import as_text
-from oncely.spark.sink.driver_checks import check_on_driver
 from oncely.spark.sink.paths import check_scheme, check_writable
-from oncely.spark.sink.sink_options import Mode, import_function, read_options, read_policy
+from oncely.spark.sink.sink_options import (
+    Mode,
+    check_on_driver,
+    import_function,
+    read_options,
+    read_policy,
+)
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 
