@@ -1,8 +1,8 @@
 """The barrier: a function that runs once for each message; an interceptor sets the message's id."""
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cache
@@ -17,15 +17,8 @@ from oncely.engine.inline_calls import InlineCalls
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
-from oncely.lifecycle.work import JoinedWork, Work
-from oncely.lifecycle.wrapping import (
-    check_function,
-    is_async,
-    message_in,
-    within,
-    within_async,
-    wrapped,
-)
+from oncely.lifecycle.work import JoinedWork, Work, run_new, run_new_async
+from oncely.lifecycle.wrapping import check_function, is_async, message_in, wrapped
 
 _log = EventLog(__name__)
 
@@ -85,43 +78,41 @@ def idempotent_consumer(
 
     def decorate(function: F) -> F:
         check_function(function, _NAME)
-        if is_async(function):
-            return cast(F, wrapped(function, within_async(barrier.opened_async)))
-        return cast(F, wrapped(function, within(barrier.opened)))
+        return cast(F, wrapped(function, barrier.run_async if is_async(function) else barrier.run))
 
     return decorate
 
 
 class _Barrier:
-    """Opens work under the key (consumer queue, message id)."""
+    """Runs functions under the key (consumer queue, message id)."""
 
     def __init__(self, handling: Handling) -> None:
         self._ledger = handling.ledger
         self._handling_of = cache(lambda queue: replace(handling, consumer=queue))
 
-    @contextmanager
-    def opened(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Work]:
-        """Work for a function that is not async."""
+    def run(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function that is not async."""
         context, handling, turn = self._asked(args, kwargs)
         with ExitStack() as stack:
             work = Work(handling, turn)
             if context.connection is not None:
                 inbox = stack.enter_context(self._ledger.transaction(context.connection))
                 work = JoinedWork(handling, turn).join(InlineCalls(inbox))
-            yield _logged(stack.enter_context(work), context)
+            run_new(work, call)
+        return _told(work, context)
 
-    @asynccontextmanager
-    async def opened_async(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> AsyncIterator[Work]:
-        """Work for an async function."""
+    async def run_async(
+        self, call: Callable[[], Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run an async function."""
         context, handling, turn = self._asked(args, kwargs)
         async with AsyncExitStack() as stack:
             work = Work(handling, turn)
             if context.connection is not None:
                 joining = self._ledger.transaction(context.connection)
                 work = JoinedWork(handling, turn).join(await stack.enter_async_context(joining))
-            yield _logged(await stack.enter_async_context(work), context)
+            await run_new_async(work, call)
+        return _told(work, context)
 
     def _asked(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -137,11 +128,12 @@ class _Barrier:
         return context, self._handling_of(context.consumer_queue), turn
 
 
-def _logged(work: Work, context: _Context) -> Work:
+def _told(work: Work, context: _Context) -> Any:
+    """The work's result; a duplicate is logged."""
     if not work.is_new:
         names = {"message_id": context.message_id, "consumer": context.consumer_queue}
         _log.warning(
             "message '%(message_id)s' of '%(consumer)s' is a duplicate: it does not run again",
             extra={"event": "duplicate", **names},
         )
-    return work
+    return work.result

@@ -8,10 +8,10 @@ from typing import Any, Self, TypeVar, overload
 from oncely._util.garbage import rarely_collecting
 from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.handlers import Handler, Handlers, check_pattern
+from oncely.consuming.handlers import Handler, check_pattern
 from oncely.consuming.health import Pulse
 from oncely.consuming.loop import Consuming
-from oncely.consuming.running import Parts, check_together
+from oncely.consuming.running import check_together
 from oncely.consuming.settings import ConsumerSettings, Listener, MetadataOf
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
@@ -47,26 +47,19 @@ class Consumer:
         self.url = transport if isinstance(transport, str) else None
         """The URL of the broker; None where a transport was handed over."""
         self._transport = None if isinstance(transport, str) else transport
-        self._handlers = Handlers()
-        self._outer: list[Middleware] = []
-        self._inner: list[Middleware] = []
+        self._settings = ConsumerSettings(name=queue, queue=queue)
         self._ledger: Ledger | None = None
-        self._name = queue
-        self._metadata_of: MetadataOf | None = None
-        self._policy = Policy()
         self._changes: dict[str, Any] = {}
-        self._on_retry: list[Listener] = []
-        self._on_failed: list[Listener] = []
-        self._begins: TransactionSource | AsyncTransactionSource | None = None
-        self._concurrency = 1
-        self._window = 2_000
-        self._is_together = False
-        self.grace_s = 30.0
-        self._is_ordered = False
+        """Changes of the policy."""
         self._error_queue: str | None = None
         self._stop = StopEvent()
         self.pulse = Pulse()
         """Tells whether `consume` is alive, for health checks."""
+
+    @property
+    def grace_s(self) -> float:
+        """How many seconds running handlers have to end when it is stopped."""
+        return self._settings.grace_s
 
     @property
     def ledger(self) -> Ledger | None:
@@ -80,7 +73,7 @@ class Consumer:
         them. `on_unknown_type` of the policy decides about any other message that comes. `*` stands
         for a word between dots, `#` for any number of words.
         """
-        self._handlers.events += map(check_pattern, types)
+        self._settings.handlers.events += map(check_pattern, types)
         return self
 
     @overload
@@ -94,13 +87,13 @@ class Consumer:
         besides. It may be async.
         """
         if len(types) == 1 and callable(types[0]):
-            self._handlers.add(types[0])
+            self._settings.handlers.add(types[0])
             return types[0]
         for each in types:
             check_pattern(each)
 
         def registered(function: F) -> F:
-            self._handlers.add(function, types)
+            self._settings.handlers.add(function, types)
             return function
 
         return registered
@@ -112,7 +105,8 @@ class Consumer:
 
         Duplicates go through the middleware before `idempotent`, and through none after it.
         """
-        (self._outer if self._ledger is None else self._inner).extend(middlewares)
+        settings = self._settings
+        (settings.outer if self._ledger is None else settings.inner).extend(middlewares)
         return self
 
     def idempotent(
@@ -129,8 +123,8 @@ class Consumer:
         if self._ledger is not None:
             raise ConfigError("idempotent: this consumer has a ledger already; call it once")
         Handling.under(ledger, name, policy)
-        self._ledger, self._name, self._policy = ledger, name, policy
-        self._metadata_of = _metadata_of(metadata)
+        self._ledger, self._settings.name, self._settings.policy = ledger, name, policy
+        self._settings.metadata_of = _metadata_of(metadata)
         return self
 
     def transactional(
@@ -149,7 +143,7 @@ class Consumer:
                 f"transactional: {type(source).__name__} is not an engine; "
                 "hand over a SQLAlchemy Engine or sessionmaker"
             )
-        self._begins, self._is_together = source, together
+        self._settings.begins, self._settings.is_together = source, together
         return self
 
     def tries(self, tries: int) -> Self:
@@ -164,14 +158,14 @@ class Consumer:
 
     def catch(self, listener: Listener) -> Self:
         """Call `listener(error, message)` after each failure that will be retried."""
-        self._on_retry.append(check_called(listener, "catch", ["error", "message"]))
+        self._settings.on_retry.append(check_called(listener, "catch", ["error", "message"]))
         return self
 
     def failed(self, listener: Listener) -> Self:
         """Call `listener(error, message)` when a message is given up, before it goes to the dead
         letters. Once, unless the process dies at that moment.
         """
-        self._on_failed.append(check_called(listener, "failed", ["error", "message"]))
+        self._settings.on_failed.append(check_called(listener, "failed", ["error", "message"]))
         return self
 
     def error_queue(self, name: str) -> Self:
@@ -187,31 +181,31 @@ class Consumer:
         return self
 
     def _change(self, **changes: Any) -> None:
-        replace(self._policy, **changes)
+        replace(self._settings.policy, **changes)
         self._changes |= changes
 
     # ---- How fast ------------------------------------------------------------------------------
 
     def concurrency(self, count: int) -> Self:
         """Let so many handlers run at a time: threads or, where they are async, tasks."""
-        self._concurrency = _count(count, "concurrency")
+        self._settings.concurrency = _count(count, "concurrency")
         return self
 
     def window(self, most: int) -> Self:
         """Claim and complete at most so many messages together: fewer, where they take long."""
-        self._window = _count(most, "window")
+        self._settings.window = _count(most, "window")
         return self
 
     def ordered(self) -> Self:
         """Handle messages of the same key one after another, in their order; one that waits for its
         retry holds up those behind it. Within one process: run only one, where that matters.
         """
-        self._is_ordered = True
+        self._settings.is_ordered = True
         return self
 
     def grace(self, grace: Duration) -> Self:
         """When it is stopped, give running handlers so long to end."""
-        self.grace_s = seconds(grace, "grace")
+        self._settings.grace_s = seconds(grace, "grace")
         return self
 
     # ---- Elsewhere -----------------------------------------------------------------------------
@@ -226,7 +220,7 @@ class Consumer:
         if ledger is not None:
             if self._ledger is None:
                 raise ConfigError("ledger: there is none to replace; add .idempotent(ledger, name)")
-            if self._begins is not None:
+            if self._settings.begins is not None:
                 raise ConfigError(
                     "ledger: a transactional consumer keeps its records where its transactions "
                     "are; let its module name another database for both"
@@ -254,7 +248,7 @@ class Consumer:
         process at once. Raises TransportError where the broker cannot be reached at the start,
         StoreError where the ledger has no table.
         """
-        settings = self._settings(handler)
+        settings = self._for_a_run(handler)
         try:
             signals = on_signals(self._stop.set, end_at_once) if stop_on_signals else nullcontext()
             given = self._transport
@@ -264,10 +258,10 @@ class Consumer:
             with opened as transport, signals:
                 # The loop asks on every turn.
                 self._stop.on_asked = self.pulse.beat
-                topics = settings.parts.handlers.topics
-                transport.subscribe(self.queue, topics, alone=self._is_ordered)
+                topics = settings.handlers.topics
+                transport.subscribe(self.queue, topics, alone=settings.is_ordered)
                 if self._ledger is not None:
-                    self._ledger.recorder.works_as("consumer", self._name)
+                    self._ledger.recorder.works_as("consumer", settings.name)
                 consuming = Consuming(
                     settings, transport, self._stop, on_progress, self.pulse, drains=drain
                 )
@@ -282,66 +276,49 @@ class Consumer:
         """
         self._stop.set()
 
-    def _settings(self, handler: Handler | None) -> ConsumerSettings:
-        handlers = self._handlers.with_rest(handler)
-        if not handlers.all:
+    def _for_a_run(self, handler: Handler | None) -> ConsumerSettings:
+        settings = replace(
+            self._settings,
+            handlers=self._settings.handlers.with_rest(handler),
+            policy=replace(self._settings.policy, **self._changes),
+        )
+        if not settings.handlers.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
-        policy = replace(self._policy, **self._changes)
-        handling = None
         if self._ledger is not None:
-            handling = Handling.under(self._ledger, self._name, policy)
+            settings.handling = Handling.under(self._ledger, settings.name, settings.policy)
             if self._ledger.can_defer:
-                handling.keeping = Keeping(self._name, self._is_ordered, self._error_queue)
-        parts = Parts(
-            outer=self._outer,
-            inner=self._inner,
-            handlers=handlers,
-            handling=handling,
-            begins=self._begins,
-            is_together=self._is_together,
-        )
-        self._check(parts)
-        return ConsumerSettings(
-            name=self._name,
-            queue=self.queue,
-            parts=parts,
-            policy=policy,
-            metadata_of=self._metadata_of,
-            on_retry=self._on_retry,
-            on_failed=self._on_failed,
-            concurrency=self._concurrency,
-            window=self._window,
-            grace_s=self.grace_s,
-            is_ordered=self._is_ordered,
-        )
+                keeping = Keeping(settings.name, settings.is_ordered, self._error_queue)
+                settings.handling.keeping = keeping
+        self._check(settings)
+        return settings
 
-    def _check(self, parts: Parts) -> None:
-        """Raise ConfigError where the parts do not go together."""
-        if self._begins is not None and self._ledger is None:
+    def _check(self, settings: ConsumerSettings) -> None:
+        """Raise ConfigError where the settings do not go together."""
+        if settings.begins is not None and self._ledger is None:
             raise ConfigError("transactional: no ledger is known; add .idempotent(ledger, name)")
-        names = ["messages" if self._is_together else "message"]
-        names += [] if self._begins is None else ["connection"]
-        for handler in parts.handlers.all:
+        names = ["messages" if settings.is_together else "message"]
+        names += [] if settings.begins is None else ["connection"]
+        for handler in settings.handlers.all:
             check_takes(handler, "handler", names)
             # The chain is made around all handlers together, and cannot check each.
-            for middleware in (*parts.outer, *parts.inner):
+            for middleware in (*settings.outer, *settings.inner):
                 check(middleware, handler)
         if self._error_queue is not None and (self._ledger is None or not self._ledger.can_defer):
             raise ConfigError(
                 "error_queue: its messages are sent through the ledger, which has to be in a "
                 'database; add .idempotent(open_ledger("postgresql://..."), name)'
             )
-        if self._begins is None or self._ledger is None:
+        if settings.begins is None or self._ledger is None:
             return
-        if parts.are_async and not parts.handlers.are_async:
+        if settings.are_async and not settings.handlers.are_async:
             raise ConfigError(
                 "transactional: a middleware is async, and the handlers are not; write both as "
                 "`async def`, with an AsyncEngine"
             )
-        if self._is_together:
-            check_together(parts)
-        for handler in parts.handlers.all:
-            check_transaction(self._begins, handler, self._ledger)
+        if settings.is_together:
+            check_together(settings)
+        for handler in settings.handlers.all:
+            check_transaction(settings.begins, handler, self._ledger)
 
 
 def _metadata_of(metadata: Mapping[str, Any] | MetadataOf | None) -> MetadataOf | None:

@@ -14,16 +14,8 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.turn import Asked, Turn
-from oncely.lifecycle.work import Work
-from oncely.lifecycle.wrapping import (
-    check_function,
-    is_async,
-    message_in,
-    name_of,
-    within,
-    within_async,
-    wrapped,
-)
+from oncely.lifecycle.work import Work, run_new, run_new_async
+from oncely.lifecycle.wrapping import check_function, is_async, message_in, name_of, wrapped
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,8 +91,10 @@ def once(
             runs: Any = run_async if is_async(function) else run
             runs = functools.partial(runs, handling, transaction)
             return wrapped(function, lambda call, args, kwargs: runs(turn(args, kwargs), call))
-        inside: Any = within_async if is_async(function) else within
-        return wrapped(function, inside(lambda args, kwargs: Work(handling, turn(args, kwargs))))
+        new: Any = run_new_async if is_async(function) else run_new
+        return wrapped(
+            function, lambda call, args, kwargs: new(Work(handling, turn(args, kwargs)), call)
+        )
 
     return decorate
 

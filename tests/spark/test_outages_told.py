@@ -34,11 +34,12 @@ class Failing:
 def test_a_run(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each batch would store where the run stands."""
+    """Each batch stores where the run stands."""
     run = RecordedRun(ledger, "daily", "billing")
     monkeypatch.setattr(type(ledger.operations), "keep_run", Failing())
     for _ in range(5):
-        run.keep(has_ended=False)
+        with run.ending():
+            pass
     assert events_in(caplog) == ["run_not_kept", "run_kept"]
 
 

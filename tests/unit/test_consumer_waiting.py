@@ -420,7 +420,7 @@ def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.Monk
         queue,
         "in",
     ).events("mail")
-    consumer._policy = Policy(wait_unknown="300ms")
+    consumer._settings.policy = Policy(wait_unknown="300ms")
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(consumer.consume, failing())
         wait_until(lambda: bool(queue.put_aside()))

@@ -12,7 +12,7 @@ from oncely.lifecycle.failures import log_failure
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.turn import Turn
-from oncely.lifecycle.work import Work
+from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import name_of
 
 _log = EventLog(__name__)
@@ -47,21 +47,15 @@ class Attempt:
         """Let `call` handle the message, if it is new; it gets the session, if there is one."""
         if self._source is not None:
             self.result = run(self._handling, self._source, self.turn, call)
-            return
-        with Work(self._handling, self.turn) as work:
-            if work.is_new:
-                work.result = call()
-        self.result = work.result
+        else:
+            self.result = run_new(Work(self._handling, self.turn), call)
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
         if self._source is not None:
             self.result = await run_async(self._handling, self._source, self.turn, call)
-            return
-        async with Work(self._handling, self.turn) as work:
-            if work.is_new:
-                work.result = await call()
-        self.result = work.result
+        else:
+            self.result = await run_new_async(Work(self._handling, self.turn), call)
 
     @property
     def has_result(self) -> bool:

@@ -2,33 +2,33 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
+from oncely._util.later import Later
 from oncely.consuming.acknowledger import Acknowledger
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.consuming.health import BrokerOutage, Pulse
 from oncely.consuming.lanes import Lanes
 from oncely.consuming.pace import Pace
-from oncely.consuming.put_off import PutOff
 from oncely.consuming.retries import Retries
-from oncely.consuming.running import AsyncRunning, Parts, Running, RunningTogether
+from oncely.consuming.running import AsyncRunning, Running, RunningTogether
 from oncely.consuming.sending import Sending
 from oncely.consuming.settings import ConsumerSettings
 from oncely.consuming.stages import Stage
-from oncely.consuming.starting import Starting
 from oncely.consuming.telling import Telling
 from oncely.consuming.turn import DeliveryTurn
 from oncely.consuming.window_claims import Claims
-from oncely.core.errors import TransportError
-from oncely.core.rules import GIVEN_BACK
-from oncely.core.verdicts import Counted
+from oncely.core.errors import MessageError, TransportError
+from oncely.core.rules import GIVEN_BACK, after_unknown
+from oncely.core.verdicts import Counted, DeadLetter, Delay
 from oncely.lifecycle.handling import Handling, ending_of
+from oncely.lifecycle.held_message import Untracked
 from oncely.lifecycle.patience import store_outage
+from oncely.lifecycle.turn import Kept
 from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
 from oncely.transports.transport import Delivery, Transport
@@ -46,6 +46,12 @@ _HOLD = timedelta(seconds=10)
 """After a failure to send, the consumer sends its deferred messages again after this time."""
 _ENDLESS_HOLD_S = 300.0
 """For how long no other worker is given the messages taken, if claims have no lease."""
+_MOST_UNKNOWN = 10_000
+"""Messages of unknown types whose first delivery is remembered; the oldest are forgotten."""
+
+
+class UnhandledError(MessageError):
+    """No handler takes a message of that type."""
 
 
 class Consuming:
@@ -67,8 +73,7 @@ class Consuming:
     ) -> None:
         self.report = ConsumerReport()
         outage = store_outage(queue=settings.queue)
-        parts = settings.parts.for_one_run(stop, settings.grace_s, outage)
-        self._settings = settings = replace(settings, parts=parts)
+        self._settings = settings = settings.for_one_run(stop, outage)
         self._transport = transport
         self._stop = stop
         self._on_progress = on_progress
@@ -80,7 +85,10 @@ class Consuming:
         self._in_flight: set[DeliveryTurn] = set()
         self._ready: list[DeliveryTurn] = []
         """Turns that stood behind others, or were delayed, and can run now."""
-        self._put_off = PutOff()
+        self._put_off: Later[DeliveryTurn] = Later()
+        """Turns that are held here, unacknowledged, until their retry."""
+        self._unknown: dict[str, float] = {}
+        """When this process has first seen messages of types that no handler here takes."""
         self._answered: list[DeliveryTurn] = []
         """Turns whose handler does not run: they end together with those whose handler ran."""
         self._rest_s = _SHORTEST_REST_S
@@ -90,12 +98,9 @@ class Consuming:
         self._claims: Claims | None = None
         self._retries: Retries | None = None
         self._sending: Sending | None = None
-        if parts.handling is not None:
-            self._keep_in(parts.handling)
-        self._executor = _executor(parts, settings.concurrency)
-        self._starting = Starting(
-            settings, self._claims, self._retries, self._executor, drains=drains
-        )
+        if settings.handling is not None:
+            self._keep_in(settings.handling)
+        self._executor = _executor(settings)
         self._telling = Telling(settings, self.report)
         self._acknowledger = Acknowledger(transport, self._retries, stop)
         self._to_store = Stage("oncely-storing", self._store, self._executor.ring)
@@ -138,7 +143,7 @@ class Consuming:
     def _go_on(self) -> bool:
         """Do one round; return whether anything has happened."""
         ended = self._end(self._executor.collect(0.0))
-        self._again(self._put_off.due())
+        self._again(self._put_off.take())
         self._receive()
         has_begun = self._begin_gathered()
         if ended or has_begun or self._answered:
@@ -185,7 +190,7 @@ class Consuming:
             self.report.received += was_tried
             turn.start_over()
             if turn.has_handler:
-                self._starting.prepare(turn)
+                self._prepare(turn)
                 self._ready.append(turn)
             else:
                 turn.ending = GIVEN_BACK
@@ -219,7 +224,7 @@ class Consuming:
     def _wait_for_the_rest(self) -> None:
         """Let running handlers end, within the grace time."""
         self._executor.stop()
-        middlewares: Iterable[Any] = (*self._settings.parts.outer, *self._settings.parts.inner)
+        middlewares: Iterable[Any] = (*self._settings.outer, *self._settings.inner)
         for middleware in middlewares:
             if isinstance(middleware, Stoppable):
                 middleware.stop()
@@ -238,7 +243,7 @@ class Consuming:
     def _give_back(self) -> None:
         """Release the turns that run longer than that, and those that have not begun."""
         # Claims in transactions cannot be seen before the transactions end.
-        if self._claims is None or self._settings.parts.begins is not None:
+        if self._claims is None or self._settings.begins is not None:
             return
         left = [*self._in_flight]
         self._claims.give_back(left)
@@ -247,12 +252,68 @@ class Consuming:
     # ---- Beginning -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        turns = [self._starting.turn(delivery) for delivery in self._arrived]
+        handlers = self._settings.handlers
+        turns = [DeliveryTurn(each, handlers.of(each.message.type)) for each in self._arrived]
+        for turn in turns:
+            self._prepare(turn)
         self._arrived.clear()
         self.report.received += len(turns)
         self._in_flight.update(turns)
         ready, self._ready = [*self._ready, *self._lanes.enter(turns)], []
-        self._answered += self._starting.start(ready)
+        self._answered += self._start(ready)
+
+    def _prepare(self, turn: DeliveryTurn) -> None:
+        """Find out what is known of a message before it is claimed."""
+        if turn.delivery.problem is not None:
+            turn.refusal = MessageError(turn.delivery.problem)
+            return
+        if self._claims is not None:
+            self._claims.prepare(turn)
+        if not turn.has_handler and turn.refusal is None:
+            self._wait_for_a_handler(turn)
+        elif self._claims is None:
+            turn.begun = Untracked(turn.message)
+
+    def _wait_for_a_handler(self, turn: DeliveryTurn) -> None:
+        """Let a message wait whose type no handler here takes: another worker may take it."""
+        error = UnhandledError(f"nothing here takes messages of the type {turn.message.type!r}")
+        now = monotonic()
+        while len(self._unknown) > _MOST_UNKNOWN:
+            del self._unknown[next(iter(self._unknown))]
+        waited_s = now - self._unknown.setdefault(turn.message.id, now)
+        if turn.taken is not None:
+            waited_s = (turn.taken.due or 0.0) - (turn.taken.since or 0.0)
+        ending = after_unknown(self._settings.policy, error, waited_s, drains=self._drains)
+        if isinstance(ending.verdict, DeadLetter):
+            turn.refusal = error
+        else:
+            turn.ending = ending
+            turn.waits = self._retries is not None
+
+    def _start(self, turns: Sequence[DeliveryTurn]) -> Sequence[DeliveryTurn]:
+        """Claim these turns, and run those that are granted; return those whose handler does not
+        run.
+        """
+        if self._executor.is_stopped:
+            return turns
+        if self._retries is not None:
+            new = [turn for turn in turns if turn.taken is None and turn.ending is None]
+            self._retries.keep_order(new)
+        asking = [turn for turn in turns if turn.ending is None and turn.refusal is None]
+        if self._claims is not None and self._settings.begins is None and asking:
+            self._claims.begin(asking)
+        running = [turn for turn in asking if self._is_to_run(turn)]
+        if running:
+            self._executor.start(running)
+        if len(running) == len(turns):
+            return []
+        started = set(running)
+        return [turn for turn in turns if turn not in started]
+
+    def _is_to_run(self, turn: DeliveryTurn) -> bool:
+        if turn.refusal is not None or isinstance(turn.begun, Kept):
+            return bool(self._settings.outer)
+        return turn.begun is not None or self._settings.begins is not None
 
     # ---- Ending --------------------------------------------------------------------------------
 
@@ -285,7 +346,12 @@ class Consuming:
         reached("before_acknowledge")
         put_off = [turn for turn in turns if self._acknowledger.is_put_off(turn)]
         done = [turn for turn in turns if turn not in put_off] if put_off else turns
-        self._put_off.add(put_off)
+        now = monotonic()
+        for turn in put_off:
+            # They are those of its whole window.
+            turn.requests = None
+            delay_s = turn.verdict.delay_s if isinstance(turn.verdict, Delay) else 0.0
+            self._put_off.add(now + delay_s, turn)
         self._to_acknowledge.put(done)
         self._to_acknowledge.collect()
         self._in_flight.difference_update(done)
@@ -295,7 +361,7 @@ class Consuming:
         self._on_progress(self.report)
 
     def _send_deferred(self, turns: Sequence[DeliveryTurn]) -> None:
-        keeping = self._settings.parts.keeping
+        keeping = self._settings.keeping
         if self._sending is None or keeping is None:
             return
         self.report.deferred_sent = self._sending.sent
@@ -303,10 +369,11 @@ class Consuming:
             self._sending.send(keys)
 
 
-def _executor(parts: Parts, concurrency: int) -> Executor[DeliveryTurn]:
-    if parts.are_async:
-        return LoopExecutor(AsyncRunning(parts).run, concurrency)
-    running = RunningTogether(parts) if parts.is_together else Running(parts)
-    if parts.begins is None or parts.handling is None:
-        return ThreadExecutor(running.run, concurrency)
-    return ThreadExecutor(running.run, concurrency, running.run_together)
+def _executor(settings: ConsumerSettings) -> Executor[DeliveryTurn]:
+    if settings.are_async:
+        return LoopExecutor(AsyncRunning(settings).run, settings.concurrency)
+    running = RunningTogether(settings) if settings.is_together else Running(settings)
+    joins = settings.begins is not None and settings.handling is not None
+    return ThreadExecutor(
+        running.run, settings.concurrency, running.run_together if joins else None
+    )

@@ -1,16 +1,13 @@
 """Running: calls a turn's handler through the middleware."""
 
 import asyncio
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from oncely._util.event_log import EventLog
-from oncely._util.outage import Outage
-from oncely.consuming.handlers import Handlers
+from oncely.consuming.settings import ConsumerSettings
 from oncely.consuming.turn import DeliveryTurn, current_turn
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, entered
@@ -18,68 +15,22 @@ from oncely.core.verdicts import Phase
 from oncely.engine.request import json_value
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import HeldMessage, Untracked
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import Patience
 from oncely.lifecycle.transacting import run, run_async, run_together
 from oncely.lifecycle.turn import Kept
 from oncely.lifecycle.wrapping import ended, is_async
-from oncely.middleware.chain import BothWays, Middleware, chained, chained_async
+from oncely.middleware.chain import chained, chained_async
 from oncely.middleware.threads import Threads
 
 _log = EventLog(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """The parts through which a delivery goes."""
-
-    outer: Sequence[Middleware]
-    """The middleware of every message, duplicates too."""
-    inner: Sequence[Middleware]
-    """The middleware of messages whose handler runs."""
-    handlers: Handlers
-    handling: Handling | None
-    begins: Any = None
-    """A source of transactions, plain or async, if handlers work in one with their claims."""
-    is_together: bool = False
-    """Whether handlers take all the messages of a transaction at once."""
-
-    @property
-    def are_async(self) -> bool:
-        """Whether any handler or middleware is async."""
-        middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
-        return self.handlers.are_async or any(map(is_async, middleware))
-
-    @property
-    def keeping(self) -> Keeping | None:
-        """The messages that wait in the ledger, if the ledger keeps messages."""
-        return None if self.handling is None else self.handling.keeping
-
-    def for_one_run(self, stop: threading.Event, grace_s: float, outage: Outage) -> Self:
-        """The same parts for one run, which `stop` stops, with `grace_s` to end; `outage` is noted
-        while the store is away.
-        """
-        if self.handling is None:
-            return self
-        patience = Patience(stop, grace_s, outage)
-        return replace(
-            self, handling=replace(self.handling, is_stopping=stop.is_set, patience=patience)
-        )
-
-    @property
-    def joined(self) -> Handling:
-        """The handling of handlers in transactions."""
-        assert self.handling is not None  # noqa: S101 - without a ledger there are none.
-        return self.handling
-
-
 class Running:
     """Runs turns one after another, for handlers and middleware that are not async."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._inner = chained(parts.inner, self._handle)
-        self._outer = chained(parts.outer, self._barrier)
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self._settings = settings
+        self._inner = chained(settings.inner, self._handle)
+        self._outer = chained(settings.outer, self._barrier)
 
     def run_together(self, turns: Sequence[DeliveryTurn]) -> None:
         """Run these turns in one transaction. If all succeed, it is stored; else the turns are as
@@ -93,7 +44,7 @@ class Running:
             return self.run_all(together)
 
         if len(together) > 1:
-            run_together(self._parts.joined, self._parts.begins, together, run_all)
+            run_together(self._settings.joined, self._settings.begins, together, run_all)
 
     def run_all(self, turns: Sequence[DeliveryTurn]) -> bool:
         """Run these turns of one transaction until one fails; return whether none has failed."""
@@ -109,18 +60,24 @@ class Running:
             self._outer(turn.message)
 
     def _barrier(self, message: Message) -> Any:
-        turn, parts = current_turn.get(), self._parts
-        _check(turn, message, parts.handling)
+        turn, settings = current_turn.get(), self._settings
+        _check(turn, message, settings.handling)
         if isinstance(turn.begun, Kept):
             return turn.begun.result
         if turn.begun is not None:
             with entered(turn.begun):
                 return self._work(turn, message, turn.link)
-        return run(parts.joined, parts.begins, turn, lambda link: self._work(turn, message, link))
+        return run(
+            settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
+        )
 
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        with _at_work(turn, link):
-            turn.result = _kept(self._parts.handling, self._inner(message))
+        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+        try:
+            turn.result = _kept(self._settings.handling, self._inner(message))
+        except BaseException as error:
+            turn.error = error
+            raise
         return turn.result
 
     def _handle(self, message: Message) -> Any:
@@ -160,26 +117,26 @@ class RunningTogether(Running):
             return turn.handler([message], turn.link)
 
 
-def check_together(parts: Parts) -> None:
+def check_together(settings: ConsumerSettings) -> None:
     """Raise ConfigError if handlers cannot take all messages of a transaction at once."""
-    if parts.are_async:
+    if settings.are_async:
         raise ConfigError("transactional: together is for handlers that are not async")
-    if parts.outer or parts.inner:
+    if settings.outer or settings.inner:
         raise ConfigError(
             "transactional: a middleware stands around one message; leave out together=True"
         )
-    if parts.handling is not None and parts.handling.keeps_result:
+    if settings.handling is not None and settings.handling.keeps_result:
         raise ConfigError('transactional: together keeps no results; write Policy(results="off")')
 
 
 class AsyncRunning:
     """As Running, if some handlers or middleware are async, for the tasks of a loop."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self._settings = settings
         self._threads = Threads()
-        self._inner = chained_async(parts.inner, self._handle)
-        self._outer = chained_async(parts.outer, self._barrier)
+        self._inner = chained_async(settings.inner, self._handle)
+        self._outer = chained_async(settings.outer, self._barrier)
 
     async def run(self, turn: DeliveryTurn) -> None:
         """Run it; what is raised is kept with it."""
@@ -187,20 +144,24 @@ class AsyncRunning:
             await self._outer(turn.message)
 
     async def _barrier(self, message: Message) -> Any:
-        turn, parts = current_turn.get(), self._parts
-        _check(turn, message, parts.handling)
+        turn, settings = current_turn.get(), self._settings
+        _check(turn, message, settings.handling)
         if isinstance(turn.begun, Kept):
             return turn.begun.result
         if turn.begun is not None:
             with entered(turn.begun):
                 return await self._work(turn, message, turn.link)
         return await run_async(
-            parts.joined, parts.begins, turn, lambda link: self._work(turn, message, link)
+            settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
         )
 
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        with _at_work(turn, link):
-            turn.result = _kept(self._parts.handling, await self._inner(message))
+        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+        try:
+            turn.result = _kept(self._settings.handling, await self._inner(message))
+        except BaseException as error:
+            turn.error = error
+            raise
         return turn.result
 
     async def _handle(self, message: Message) -> Any:
@@ -233,21 +194,6 @@ class _timed:  # noqa: N801 - reads as a statement.
             # If there is a record, the failure is stored there already, or will be.
             turn.error = None
         return True
-
-
-class _at_work:  # noqa: N801 - reads as a statement.
-    """The context of the code that runs under the claim."""
-
-    def __init__(self, turn: DeliveryTurn, link: Any) -> None:
-        self._turn = turn
-        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self._turn.error = error
 
 
 def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> None:

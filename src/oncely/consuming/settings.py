@@ -1,12 +1,19 @@
 """ConsumerSettings: the settings of a consumer, for its parts."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from oncely.consuming.running import Parts
+from oncely._util.outage import Outage
+from oncely.consuming.handlers import Handlers
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.keeping import Keeping
+from oncely.lifecycle.patience import Patience
+from oncely.lifecycle.wrapping import is_async
+from oncely.middleware.chain import BothWays, Middleware
 
 Listener = Callable[[Any, Message], Any]
 """Called with an error and the message that failed with it."""
@@ -20,12 +27,48 @@ class ConsumerSettings:
     name: str
     """The name of the consumer."""
     queue: str
-    parts: Parts
-    policy: Policy
-    metadata_of: MetadataOf | None
-    on_retry: Sequence[Listener]
-    on_failed: Sequence[Listener]
-    concurrency: int
-    window: int
-    grace_s: float
-    is_ordered: bool
+    handlers: Handlers = field(default_factory=Handlers)
+    outer: list[Middleware] = field(default_factory=list)
+    """The middleware of every message, duplicates too."""
+    inner: list[Middleware] = field(default_factory=list)
+    """The middleware of messages whose handler runs."""
+    handling: Handling | None = None
+    """What the ledger does; None without one, and before the consumer runs."""
+    begins: Any = None
+    """A source of transactions, plain or async, if handlers work in one with their claims."""
+    is_together: bool = False
+    """Whether handlers take all the messages of a transaction at once."""
+    policy: Policy = field(default_factory=Policy)
+    metadata_of: MetadataOf | None = None
+    on_retry: list[Listener] = field(default_factory=list)
+    on_failed: list[Listener] = field(default_factory=list)
+    concurrency: int = 1
+    window: int = 2_000
+    grace_s: float = 30.0
+    is_ordered: bool = False
+
+    @property
+    def are_async(self) -> bool:
+        """Whether any handler or middleware is async."""
+        middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
+        return self.handlers.are_async or any(map(is_async, middleware))
+
+    @property
+    def keeping(self) -> Keeping | None:
+        """The messages that wait in the ledger, if the ledger keeps messages."""
+        return None if self.handling is None else self.handling.keeping
+
+    @property
+    def joined(self) -> Handling:
+        """The handling of handlers in transactions."""
+        assert self.handling is not None  # noqa: S101 - without a ledger there are none.
+        return self.handling
+
+    def for_one_run(self, stop: threading.Event, outage: Outage) -> Self:
+        """The same for one run, which `stop` stops; `outage` is noted while the store is away."""
+        if self.handling is None:
+            return self
+        patience = Patience(stop, self.grace_s, outage)
+        return replace(
+            self, handling=replace(self.handling, is_stopping=stop.is_set, patience=patience)
+        )

@@ -34,7 +34,7 @@ class Claims:
         self._handling = handling
         self._metadata_of = settings.metadata_of
         self._inline = InlineCalls(handling.ledger)
-        is_async = settings.parts.are_async
+        is_async = settings.are_async
         self._calls = SteadyLedger(handling.ledger) if is_async else self._inline
         """The calls by which handlers run steps."""
         self._stop = stop

@@ -1,6 +1,7 @@
 """Work: a block of code that runs under a claim, as a context manager; `claimed` makes one."""
 
 import os
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -139,6 +140,22 @@ class Work:
         is_told = isinstance(refusal, FencedError) or bool(held.end())
         if refusal is not None and self.turn.error is None and is_told:
             raise refusal
+
+
+def run_new(work: Work, call: Callable[[], Any]) -> Any:
+    """The result of `work`: `call` does it, where the message is not a duplicate."""
+    with work:
+        if work.is_new:
+            work.result = call()
+    return work.result
+
+
+async def run_new_async(work: Work, call: Callable[[], Awaitable[Any]]) -> Any:
+    """As `run_new`, for an async function."""
+    async with work:
+        if work.is_new:
+            work.result = await call()
+    return work.result
 
 
 class JoinedWork(Work):

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypeVar
 
 from oncely.core.errors import ConfigError
@@ -51,30 +50,6 @@ def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
         )
 
     return wrapper
-
-
-def within(opened: Callable[..., AbstractContextManager[Any]]) -> Run:
-    """Runs a function within the Work that `opened` gives for its arguments."""
-
-    def run(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with opened(args, kwargs) as work:
-            if work.is_new:
-                work.result = call()
-        return work.result
-
-    return run
-
-
-def within_async(opened: Callable[..., AbstractAsyncContextManager[Any]]) -> Run:
-    """As `within`, for async functions."""
-
-    async def run(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        async with opened(args, kwargs) as work:
-            if work.is_new:
-                work.result = await call()
-        return work.result
-
-    return run
 
 
 # ---- Functions that cannot be meant ------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.lifecycle.wrapping import ended, is_async, name_of
+from oncely.lifecycle.wrapping import check_takes, ended, is_async, name_of
 from oncely.middleware.threads import Back, Threads
 
 CallNext = Callable[[Message], Any]
@@ -116,28 +116,15 @@ def check(middleware: Any, last: CallNext) -> None:
     if isinstance(middleware, Choosy):
         middleware.check_handler(last)
     if callable(middleware):
-        _check_function(middleware)
+        if inspect.isgeneratorfunction(middleware) or inspect.isasyncgenfunction(middleware):
+            raise ConfigError(
+                f"middleware {name_of(middleware)} is a generator; "
+                "write `return call_next(message)` for its `yield`"
+            )
+        check_takes(middleware, "middleware", ("message", "call_next"))
     elif not isinstance(middleware, BothWays):
         kind = type(middleware).__name__
         raise ConfigError(f"middleware: {kind} is not a function of (message, call_next)")
-
-
-def _check_function(middleware: _Step) -> None:
-    name = name_of(middleware)
-    if inspect.isgeneratorfunction(middleware) or inspect.isasyncgenfunction(middleware):
-        raise ConfigError(
-            f"middleware {name} is a generator; write `return call_next(message)` for its `yield`"
-        )
-    try:
-        signature = inspect.signature(middleware)
-    except ValueError:
-        return  # A function written in C may not have a signature.
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        raise ConfigError(
-            f"middleware {name} takes {signature}; write `def {name}(message, call_next):`"
-        ) from None
 
 
 def _blocking(middleware: Middleware) -> _Step:

@@ -9,7 +9,7 @@ from oncely.core.policy import Policy
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
-from oncely.lifecycle.work import Work
+from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.middleware.chain import BothWays, CallNext
 
 Metadata = Mapping[str, Any] | Callable[[Message], Mapping[str, Any] | None] | None
@@ -32,16 +32,10 @@ class Idempotent(BothWays):
         self._metadata = metadata
 
     def run(self, message: Message, call_next: CallNext) -> Any:  # noqa: D102
-        with self._work(message) as work:
-            if work.is_new:
-                work.result = call_next(message)
-        return work.result
+        return run_new(self._work(message), lambda: call_next(message))
 
     async def run_async(self, message: Message, call_next: CallNext) -> Any:  # noqa: D102
-        async with self._work(message) as work:
-            if work.is_new:
-                work.result = await call_next(message)
-        return work.result
+        return await run_new_async(self._work(message), lambda: call_next(message))
 
     def _work(self, message: Message) -> Work:
         metadata = self._metadata(message) if callable(self._metadata) else self._metadata

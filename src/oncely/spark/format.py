@@ -24,11 +24,11 @@ from oncely.spark.modes.open_task import check_columns, run_task
 from oncely.spark.reader import SCHEMA, LedgerReader, read_reader_options
 from oncely.spark.sink.channel import TaskChannel, report_batch
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.driver_checks import check_on_driver, check_writable_here
 from oncely.spark.sink.handover import hand_over
 from oncely.spark.sink.message_rows import numbered
+from oncely.spark.sink.paths import check_quarantine
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
-from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
+from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, check_on_driver, read_options
 
 
 @dataclass
@@ -141,7 +141,7 @@ def _run_task(
     partition = 0 if context is None else context.partitionId()
     # A cluster cannot share each ledger, and this machine may not have the secret.
     with url_here(options.address.location):
-        check_writable_here(options.quarantine)
+        check_quarantine(options.quarantine)
     task = f"{batch}-{partition:05d}"
     quarantine = Quarantine(options.quarantine, batch, partition)
     try:

@@ -17,10 +17,9 @@ from oncely.spark.ledgers import check_master, migrated_ledger
 from oncely.spark.recorded_run import FrontRun
 from oncely.spark.session import make_active
 from oncely.spark.settings import as_names, as_text, sink_options
-from oncely.spark.sink.driver_checks import check_on_driver
 from oncely.spark.sink.handover import fetch
 from oncely.spark.sink.paths import absolute_paths
-from oncely.spark.sink.sink_options import Mode, import_function, read_options
+from oncely.spark.sink.sink_options import Mode, check_on_driver, import_function, read_options
 from oncely.spark.sink.spreading import spread
 from oncely.spark.spark_report import Report
 
@@ -66,20 +65,14 @@ def process(
     answer, OncelyError if Spark gives up. A failed message raises no error: it is counted. A ledger
     in SQL keeps what it came to as a run, for operators.
     """
-    given = {
-        "consumer": consumer,
-        "ledger": ledger,
-        "handler": handler,
-        "handler_batch": handler_batch,
-        "mode": mode,
-        **options,
-    }
-    return _process(messages, given, FrontRun(), partitions, writers, is_alone=True)
+    own = {"consumer": consumer, "ledger": ledger, "handler": handler, "mode": mode, **options}
+    return _process(messages, own, handler_batch, FrontRun(), partitions, writers, is_alone=True)
 
 
 def _process(
     messages: DataFrame,
-    given_options: dict[str, Any],
+    options: dict[str, Any],
+    handler_batch: "str | BatchHandler | None",
     recorded: FrontRun,
     partitions: int | None = None,
     writers: int | None = None,
@@ -87,8 +80,7 @@ def _process(
     is_alone: bool,
 ) -> Report:
     """`is_alone`: not part of a stream, which waits for a ledger that is unavailable."""
-    handler_batch = given_options.pop("handler_batch", None)
-    given = as_text(given_options)
+    given = as_text(options)
     function = None
     if handler_batch is not None:
         function = handler_batch if callable(handler_batch) else None
@@ -110,14 +102,14 @@ def _process(
         return _settled(messages, settings, function, partitions, writers)
     settings = absolute_paths(settings)
     check_master(spark, settings)
-    options = read_options(settings)
-    check_on_driver(options)
+    read = read_options(settings)
+    check_on_driver(read)
     if is_alone:
         # Tasks would wait for a ledger that does not answer.
         with suppress(ConfigError):
-            migrated_ledger(options.address).now()
-    name = spark.sparkContext.appName or options.consumer
-    with recorded.batch(options.address, name, options.consumer) as told:
+            migrated_ledger(read.address).now()
+    name = spark.sparkContext.appName or read.consumer
+    with recorded.batch(read.address, name, read.consumer) as told:
         report = _settled(messages, settings, function, partitions, writers)
         told(report)
     return report
@@ -171,13 +163,12 @@ def foreach_batch(
     if "handler" in checked and _is_driver(SparkSession.getActiveSession()):
         import_function(checked["handler"], "handler", checked.get("handler_path"))
 
-    own = {"consumer": consumer, "ledger": ledger, "handler": handler}
-    given = {**own, "handler_batch": handler_batch, **options}
-    dealt = {name: given.pop(name, None) for name in ("partitions", "writers")}
+    dealt = {name: options.pop(name, None) for name in ("partitions", "writers")}
+    own = {"consumer": consumer, "ledger": ledger, "handler": handler, **options}
     recorded = FrontRun()
 
     def take(messages: DataFrame, batch_id: int) -> None:
-        report = _process(messages, {**given}, recorded, **dealt, is_alone=False)
+        report = _process(messages, own, handler_batch, recorded, **dealt, is_alone=False)
         if on_report is not None:
             on_report(report, batch_id)
 

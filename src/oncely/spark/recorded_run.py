@@ -31,6 +31,7 @@ class RecordedRun:
         self._counted = Counts()
         self.report: Report | None = None
         ledger.recorder.works_as("spark", consumer)
+        self._keep(has_ended=False)
 
     def count(self, committed: Counts) -> None:
         """Count what was committed since the last time, for the consumer's activity."""
@@ -50,16 +51,16 @@ class RecordedRun:
             self._ledger.recorder.add(self._run.consumer, new)
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
+    def ending(self) -> Iterator["RecordedRun"]:
         """Keep where the run stands at the end of the block, and the error that ends it."""
         try:
-            yield
+            yield self
         except BaseException as error:
-            self.keep(error)
+            self._keep(error)
             raise
-        self.keep()
+        self._keep()
 
-    def keep(self, error: BaseException | None = None, *, has_ended: bool = True) -> None:
+    def _keep(self, error: BaseException | None = None, *, has_ended: bool = True) -> None:
         """Keep where it stands. A ledger that is away is no reason for the run to end."""
         seconds = time.monotonic() - self._began
         run = self._run._replace(
@@ -85,15 +86,6 @@ def _outage() -> Outage:
     )
 
 
-@contextmanager
-def recorded_run(ledger: Ledger, name: str, consumer: str) -> Iterator[RecordedRun]:
-    """While a run lasts, as operators see it."""
-    run = RecordedRun(ledger, name, consumer)
-    run.keep(has_ended=False)
-    with run.ending():
-        yield run
-
-
 class FrontRun:
     """A run of a program's own: one batch, or all batches of a stream together, which has ended
     with its last batch so far.
@@ -113,7 +105,10 @@ class FrontRun:
         no reason for the batch not to begin.
         """
         if self._run is None:
-            self._run = self._begun(address, name, consumer)
+            try:
+                self._run = RecordedRun(migrated_ledger(address), name, consumer, self._outage)
+            except OncelyError as away:
+                self._outage.met(away, run=name)
         with nullcontext() if self._run is None else self._run.ending():
             yield self._add
 
@@ -123,12 +118,3 @@ class FrontRun:
         if self._run is not None:
             self._run.count(self._counts)
             self._run.report = Report(self._counts, self._seconds)
-
-    def _begun(self, address: LedgerAddress, name: str, consumer: str) -> RecordedRun | None:
-        try:
-            run = RecordedRun(migrated_ledger(address), name, consumer, self._outage)
-        except OncelyError as away:
-            self._outage.met(away, run=name)
-            return None
-        run.keep(has_ended=False)
-        return run

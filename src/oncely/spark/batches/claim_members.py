@@ -8,19 +8,17 @@ that runs again is granted the same messages again.
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import RecordBatch
 
 from oncely._util import clock
 from oncely._util.crash_points import reached
-from oncely.archive.lookup import Archive
 from oncely.core.commands import Busy, Granted, Outcome, TooOld
 from oncely.core.record import Key
 from oncely.ledger import Ledger
 from oncely.spark.batches.staging import Staging
-from oncely.spark.modes.chunks import unusable
 from oncely.spark.modes.steady import patiently
 from oncely.spark.modes.tally import MISMATCH, RunTally
 from oncely.spark.sink.horizon import Horizon
@@ -80,8 +78,7 @@ class ClaimTask:
         self._batch_key = batch_key
         self._token = token
         self._new = new
-        archive = None if options.archive is None else Archive(options.archive, options.consumer)
-        self._horizon = Horizon(options.policy, archive)
+        self._horizon = Horizon(options.policy, options)
         self._since = ledger.now() if options.since is None else options.since
         self._tally = RunTally(options.policy, quarantine, self._since)
         self.counts = self._tally.counts
@@ -95,17 +92,10 @@ class ClaimTask:
         """Write the granted deliveries, and count all others."""
         for chunk in _chunks(batches, self._options.chunk):
             self.counts.received += len(chunk)
-            self._take([delivery for delivery in chunk if self._is_usable(delivery.row)])
+            self._take([delivery for delivery in chunk if self._tally.is_message(delivery.row)])
             last = chunk[-1].row.id
             self._granted = {last: self._granted[last]} if last in self._granted else {}
         self._wait_for_busy()
-
-    def _is_usable(self, row: Row) -> bool:
-        """Whether the row is a message; sets it aside if not."""
-        reason = unusable(row)
-        if reason is not None:
-            self._tally.set_aside(row, reason)
-        return reason is None
 
     def _take(self, deliveries: Sequence[Delivery], waited_s: float = 0.0) -> None:
         """Claim each message once, for its first delivery; the others are its copies."""
@@ -151,7 +141,11 @@ class ClaimTask:
         for delivery, outcome in answered:
             if not isinstance(outcome, Granted | TooOld):
                 self._count_refused(delivery, outcome, waited_s)
-        self._judge_too_old(too_old)
+        if too_old:
+            verdicts = self._horizon.judge([(each.row, outcome) for each, outcome in too_old])
+            judged = zip(too_old, verdicts, strict=True)
+            again = [each for (each, _), why in judged if self._tally.may_run(each.row, why)]
+            self._ask(again, 0.0)
 
     def _write_granted(self, granted: Sequence[Delivery]) -> None:
         for delivery in granted:
@@ -171,23 +165,6 @@ class ClaimTask:
                 self.counts.waiting += 1
         elif self._tally.refused(outcome, lambda: delivery.row, waited_s) is not None:
             self._busy.append(delivery)
-
-    def _judge_too_old(self, answered: Sequence[tuple[Delivery, TooOld]]) -> None:
-        """Set aside messages that the ledger may have forgotten, or count them by the archive;
-        claim again those that may run.
-        """
-        if not answered:
-            return
-        again = []
-        asked = [(delivery.row, outcome) for delivery, outcome in answered]
-        for (delivery, _), why in zip(answered, self._horizon.judge(asked), strict=True):
-            if why is None:
-                again.append(delivery)
-            elif isinstance(why, str):
-                self._tally.set_aside(delivery.row, why)
-            else:
-                self._count_refused(delivery, cast(Outcome, why), 0.0)
-        self._ask(again, 0.0)
 
     def _wait_for_busy(self) -> None:
         """Claim again what another worker holds, until it is released or its lease is over."""

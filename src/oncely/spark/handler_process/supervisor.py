@@ -17,19 +17,8 @@ from oncely._util.event_log import EventLog
 from oncely.core import errors
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
+from oncely.spark.handler_process import link
 from oncely.spark.handler_process.handler_process import HandlerProcess, TaskOrder
-from oncely.spark.handler_process.link import (
-    ADOPTED,
-    BROKEN,
-    DONE,
-    END,
-    NEXT,
-    RAISED,
-    TOLD,
-    receive,
-    send,
-    send_rows,
-)
 from oncely.spark.handler_process.task_context import context_of_task
 from oncely.spark.modes.start import TaskState
 from oncely.spark.sink.counts import Counts
@@ -130,33 +119,32 @@ class TaskSupervisor:
         while True:
             said = _hear(process)
             match said["is"]:
-                case str(what) if what == NEXT:
+                case link.NEXT:
                     broken = self._give(process, batches)
-                case str(what) if what == TOLD:
+                case link.TOLD:
                     self._note(said)
-                case str(what) if what == ADOPTED:
+                case link.ADOPTED:
                     self._state.adopted[said["number"]] = Key(*said["key"])
-                case str(what) if what == DONE:
+                case link.DONE:
                     return Counts(**said["counts"])
-                case str(what) if what == RAISED:
+                case link.RAISED:
                     return broken or _as_raised(said)
 
     def _give(
         self, process: HandlerProcess, batches: Iterator[RecordBatch]
     ) -> BaseException | None:
         """Send the next rows, if there are any; return the error if Spark fails to read them."""
-        broken: BaseException | None = None
-        given = self._again.pop(0) if self._again else None
-        if given is None:
-            try:
-                given = self._next_given(batches)
-            except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
-                broken = error
+        broken = given = None
+        try:
+            given = self._again.pop(0) if self._again else self._next_given(batches)
+        except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
+            broken = error
         with _line():
             if given is not None:
-                send_rows(process.connection, given.numbers, given.rows)
+                link.send_rows(process.connection, given.numbers, given.rows)
             else:
-                send(process.connection, {"is": END if broken is None else BROKEN})
+                end = link.END if broken is None else link.BROKEN
+                link.send(process.connection, {"is": end})
         return broken
 
     def _next_given(self, batches: Iterator[RecordBatch]) -> _Given | None:
@@ -216,7 +204,7 @@ def _hear(process: HandlerProcess) -> dict[str, Any]:
             # Children of its handlers may live on, and keep its end of the connection open.
             if process.death() is not None and not wait([process.connection], 0):
                 raise EOFError
-        return receive(process.connection)
+        return link.receive(process.connection)
 
 
 class _LineBrokenError(Exception):

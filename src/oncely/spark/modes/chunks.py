@@ -11,16 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pyarrow import RecordBatch
 
-from oncely.archive.lookup import Archive
+from oncely._util.later import Later
 from oncely.consuming.sending import Sending
 from oncely.core.commands import Granted, Mismatch, Outcome, TooOld, Waiting
 from oncely.core.control import Reject
-from oncely.core.errors import MessageError, StoreError, UnreadableRow, reason_of
-from oncely.core.ids import check_id
+from oncely.core.errors import StoreError, UnreadableRow, reason_of
 from oncely.core.record import birth_of
 from oncely.core.verdicts import Counted, Delay, Ending, Phase
 from oncely.core.waiting import WaitingMessage
@@ -33,7 +32,6 @@ from oncely.lifecycle.patience import AWAY
 from oncely.lifecycle.taken import settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
-from oncely.spark.modes.delayed_rows import Delayed, DelayedRows
 from oncely.spark.modes.due_retries import DueRetries, taken_row
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Start
@@ -55,6 +53,13 @@ _SEND_S = 10.0
 _RETRY_S = 5.0
 """How long a task at its end goes on with due retries: the next batch takes them, too."""
 MAX_WAITING = 10_000
+
+
+class Delayed(NamedTuple):
+    """When to claim an id again, and since when it is delayed (both monotonic)."""
+
+    due: float
+    since: float
 
 
 class ChunkTask(ABC):
@@ -89,9 +94,11 @@ class ChunkTask(ABC):
         """The numbers for messages taken from the ledger."""
         self._largest_chunk = min(options.chunk, CAPACITY)
         self._chunk = min(_FIRST_CHUNK, self._largest_chunk)
-        self._delayed = DelayedRows()
-        archive = None if options.archive is None else Archive(options.archive, options.consumer)
-        self._horizon = Horizon(self._policy, archive)
+        self._waiting: Later[Row] = Later()
+        """Rows that are claimed again later: another worker holds them, or for a retry."""
+        self._delays: dict[str, Delayed] = {}
+        """The delay of each id that waits, until it is settled."""
+        self._horizon = Horizon(self._policy, options)
         self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
         self._calls = InlineCalls(ledger)
         self._outage = self._handling.patience.outage
@@ -115,7 +122,7 @@ class ChunkTask(ABC):
             for chunk in read_chunks(batches, lambda: self._chunk):
                 self.counts.received += len(chunk)
                 self._take_in_pace(chunk)
-                self._take(self._delayed.due(self._chunk))
+                self._take(self._waiting.take(self._chunk))
                 self._take_retries(at_once=False)
                 # The input waits, so that not too many rows that others hold are in memory.
                 self._wait_for_all_but(MAX_WAITING)
@@ -155,12 +162,13 @@ class ChunkTask(ABC):
         firsts: dict[str, Row] = {}
         copies = []
         now = time.monotonic()
-        usable = [row for row in chunk if self._is_usable(row)]
+        usable = [row for row in chunk if self._tally.is_message(row)]
+        self._settled += {row.number for row in chunk} - {row.number for row in usable}
         for row in self._left_after_death(usable):
-            delay = self._delayed.of(row.id)
+            delay = self._delays.get(row.id)
             if delay is not None and delay.due > now:
                 # To claim now would spend an attempt of the copy that waits, before it is due.
-                self._delayed.put_off(row, delay)
+                self._put_off(row, delay)
             elif row.id in firsts:
                 copies.append(row)
             else:
@@ -169,19 +177,12 @@ class ChunkTask(ABC):
         self._settle([firsts[id_] for id_ in sorted(firsts)])
         free = []
         for row in copies:
-            delay = self._delayed.of(row.id)
+            delay = self._delays.get(row.id)
             if delay is None:
                 free.append(row)
             else:
-                self._delayed.put_off(row, delay)
+                self._put_off(row, delay)
         self._settle(free)
-
-    def _is_usable(self, row: Row) -> bool:
-        """Whether the row is a message; sets it aside if not."""
-        reason = unusable(row)
-        if reason is not None:
-            self._set_aside(row, reason)
-        return reason is None
 
     def _left_after_death(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows to claim: those that no process that died had begun."""
@@ -203,9 +204,15 @@ class ChunkTask(ABC):
             self._settle(self._left_after_death(rows))
 
     def _wait_for_all_but(self, number: int) -> None:
-        while len(self._delayed) > number:
-            self._channel.wait(self._delayed.next_due, self.counts)
-            self._take(self._delayed.due(self._chunk))
+        while len(self._waiting) > number:
+            self._channel.wait(self._waiting.next_due, self.counts)
+            self._take(self._waiting.take(self._chunk))
+
+    def _put_off(self, row: Row, delay: Delayed) -> None:
+        """Delay a row. A row that was taken from the ledger waits there instead."""
+        if row.taken is None:
+            self._delays[row.id] = delay
+            self._waiting.add(delay.due, row)
 
     def _take_retries(self, *, at_once: bool) -> bool:
         """Take retries that are due; return whether there were any."""
@@ -235,10 +242,6 @@ class ChunkTask(ABC):
         self._channel.report(self.counts)
         settled, self._settled = self._settled, []
         self._start.tell(settled, self.counts)
-
-    def _set_aside(self, row: Row, reason: str) -> None:
-        self._tally.set_aside(row, reason)
-        self._settled.append(row.number)
 
     def _steadily(self, ask: Callable[[], T]) -> T:
         """Call `ask` until the store answers; return its result. Raises Stopped."""
@@ -305,7 +308,7 @@ class ChunkTask(ABC):
             self._lost.add(turn.row.number)
         if turn.was_done_before:
             # Done by a process that died before it could report it.
-            self._delayed.forget(turn.row.id)
+            self._delays.pop(turn.row.id, None)
             if isinstance(turn.outcome, Waiting):
                 self.counts.waiting += 1
             else:
@@ -343,22 +346,17 @@ class ChunkTask(ABC):
         if not answers:
             return
         again = []
-        for (row, _), why in zip(answers, self._horizon.judge(answers), strict=True):
-            if why is None:
+        for (row, _), why_not in zip(answers, self._horizon.judge(answers), strict=True):
+            if self._tally.may_run(row, why_not):
                 again.append(row)
-            elif isinstance(why, str):
-                self._delayed.forget(row.id)
-                self._set_aside(row, why)
             else:
-                settled = self.counts.settled
-                self._count_outcome(row, why)
-                if self.counts.settled > settled:
-                    self._settled.append(row.number)
+                self._delays.pop(row.id, None)
+                self._settled.append(row.number)
         self._tell()
         self._settle(again)
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> None:
-        self._delayed.forget(turn.row.id)
+        self._delays.pop(turn.row.id, None)
         match ending.counted:
             case Counted.HANDLED:
                 self.counts.handled += 1
@@ -382,24 +380,13 @@ class ChunkTask(ABC):
                 now = time.monotonic()
                 delay_s = ending.verdict.delay_s if isinstance(ending.verdict, Delay) else 0.0
                 wait_s = delay_s if ending.counted is Counted.RETRIED else FIRST_POLL_S
-                self._delayed.put_off(turn.row, Delayed(now + wait_s, now))
+                self._put_off(turn.row, Delayed(now + wait_s, now))
 
     def _count_outcome(self, row: Row, outcome: Outcome) -> None:
         """Count a row that was not granted, or delay it."""
         now = time.monotonic()
-        delay = self._delayed.forget(row.id)
+        delay = self._delays.pop(row.id, None)
         since = now if delay is None else delay.since
         wait_s = self._tally.refused(outcome, lambda: row, now - since)
         if wait_s is not None:
-            self._delayed.put_off(row, Delayed(now + wait_s, since))
-
-
-def unusable(row: Row) -> str | None:
-    """Why `row` is not a usable message; None if it is one."""
-    if row.broken is not None:
-        return row.broken
-    try:
-        check_id(row.id)
-    except MessageError as error:
-        return str(error)
-    return None
+            self._put_off(row, Delayed(now + wait_s, since))

@@ -6,6 +6,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import Array, Buffer, RecordBatch, csv
 
+from oncely.spark.sink.message_rows import in_utc
+
 _MOST_ROWS = 200_000
 _MOST_BYTES = 64_000_000
 
@@ -58,14 +60,10 @@ def _plain(column: Array) -> Array:
         texts = [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()]
         return pa.array(texts, pa.string())
     # A column without time zone would take the local time and drop the zone.
-    return column.cast(pa.timestamp("us", "UTC")) if _has_zone(column) else column
+    return in_utc(column)
 
 
 def _without_zone(column: Array) -> Array:
-    if not _has_zone(column):
-        return column
-    return column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
-
-
-def _has_zone(column: Array) -> bool:
-    return pa.types.is_timestamp(column.type) and column.type.tz is not None
+    column = in_utc(column)
+    has_zone = getattr(column.type, "tz", None) is not None
+    return column.cast(pa.timestamp("us")) if has_zone else column

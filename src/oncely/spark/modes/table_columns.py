@@ -9,7 +9,7 @@ from oncely.ledger import Ledger
 from oncely.spark.ledgers import url_here
 from oncely.spark.modes.target_table import Kind, TargetTable, open_target, shared_engine
 from oncely.spark.option_values import unknown
-from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN, check_has_id
 from oncely.spark.sink.sink_options import SinkOptions
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -56,9 +56,8 @@ def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
 
 def check_table(table: TargetTable, schema: StructType) -> None:
     """Raise ConfigError for a DataFrame whose rows do not fit into the table."""
+    check_has_id(schema.names)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if _ID not in types:
-        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
     for name in (_ID, ROW_COLUMN, BROKEN_COLUMN):
         if types.get(name, "string") not in COLUMN_TYPES[name]:
             raise ConfigError(f'column {name!r} is {types[name]}; write "cast({name} AS STRING)"')

@@ -6,8 +6,6 @@ database refuses is found by halving the chunk, and is set aside. A message that
 holds waits until the task's own rows are done. Each delivery is counted exactly once.
 """
 
-import heapq
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +16,7 @@ import pyarrow as pa
 from pyarrow import RecordBatch
 
 from oncely._util.crash_points import reached
+from oncely._util.later import Later
 from oncely.core.commands import ClaimOutcome, Granted, Handled
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreUnavailable
@@ -79,15 +78,6 @@ class _Settled(NamedTuple):
     """When each duplicate was first seen; a duplicate needs nothing else."""
 
 
-class _BusyDelay(NamedTuple):
-    """When to claim rows again, and since when they wait (both monotonic)."""
-
-    due: float
-    order: int
-    since: float
-    rows: TableChunk
-
-
 class TableRowsTask:
     """One run over the rows of one partition."""
 
@@ -112,9 +102,8 @@ class TableRowsTask:
         """The columns without which a row cannot be written."""
         self._meets_duplicates = False
         """Whether most of the last rows were duplicates: then records are looked up first."""
-        self._waiting: list[_BusyDelay] = []
-        """A heap."""
-        self._order = itertools.count()
+        self._waiting: Later[tuple[TableChunk, float]] = Later()
+        """Rows that others hold, and since when they wait (monotonic)."""
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
         """Settle every row. Raises Stopped, and StoreError."""
@@ -273,21 +262,18 @@ class TableRowsTask:
                 busy.append(n)
                 due = now + wait_s
         if busy:
-            delay = _BusyDelay(due, next(self._order), since, rows.at(busy))
-            heapq.heappush(self._waiting, delay)
+            self._waiting.add(due, (rows.at(busy), since))
 
     # ---- Waiting -------------------------------------------------------------------------------
 
     def _take_due(self) -> None:
         """Ask again for what is due."""
-        now = time.monotonic()
-        while self._waiting and self._waiting[0].due <= now:
-            delay = heapq.heappop(self._waiting)
-            self._settle(delay.rows, delay.since)
+        for rows, since in self._waiting.take():
+            self._settle(rows, since)
 
     def _wait_for_all_but(self, number: int) -> None:
-        while sum(len(delay.rows.ids) for delay in self._waiting) > number:
-            self._channel.wait(self._waiting[0].due, self.counts)
+        while sum(len(rows.ids) for rows, _ in self._waiting) > number:
+            self._channel.wait(self._waiting.next_due, self.counts)
             self._take_due()
 
 

@@ -16,6 +16,7 @@ from oncely.core.commands import (
 )
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, describe
+from oncely.core.ids import check_id
 from oncely.core.policy import Policy
 from oncely.core.record import Claim
 from oncely.spark.sink.counts import Counts
@@ -48,6 +49,28 @@ class RunTally:
         self._policy = policy
         self._quarantine = quarantine
         self._since = since
+
+    def is_message(self, row: Row) -> bool:
+        """Whether the row is a message; sets it aside if not."""
+        reason = row.broken
+        if reason is None:
+            try:
+                check_id(row.id)
+            except MessageError as error:
+                reason = str(error)
+        if reason is not None:
+            self.set_aside(row, reason)
+        return reason is None
+
+    def may_run(self, row: Row, why_not: str | Outcome | None) -> bool:
+        """Whether a message that the ledger may have forgotten may run, by the horizon's answer;
+        counts it if not.
+        """
+        if isinstance(why_not, str):
+            self.set_aside(row, why_not)
+        elif why_not is not None:
+            self.refused(why_not, lambda: row)
+        return why_not is None
 
     def refused(
         self, outcome: Outcome, row: Callable[[], Row], waited_s: float = 0.0

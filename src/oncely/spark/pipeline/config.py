@@ -1,5 +1,6 @@
 """The pipeline file: read, checked, paths made absolute. Every error names the file and the key."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError, MessageError
-from oncely.core.ids import check_id
+from oncely.core.policy import POLICY_FIELDS
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import (
     LedgerAddress,
     absolute_location,
-    check_shared,
     open_named_ledger,
     read_secret,
 )
@@ -25,9 +25,15 @@ from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
 from oncely.spark.settings import as_text
 from oncely.spark.sink.paths import check_scheme, check_writable
-from oncely.spark.sink.sink_options import Mode, check_ledger, import_function, read_policy
+from oncely.spark.sink.sink_options import (
+    Mode,
+    check_on_driver,
+    import_function,
+    read_options,
+    read_policy,
+)
 from oncely.stores.names import TABLE_NAME
-from oncely.stores.open_store import check_transactions, sqlite_file
+from oncely.stores.open_store import sqlite_file
 
 Scalar = str | int | float | bool
 Text = Annotated[str, Field(min_length=1)]
@@ -107,6 +113,14 @@ class _PipelineFile(Table):
     spark: dict[str, Scalar] = {}
 
 
+_SINKS_OPTIONS = {
+    *("consumer", "handler", "handler_batch", "mode", "table", "upsert", "sequence_by"),
+    *("ledger_table", "ledger_schema", "chunk", "concurrency", "max_failures"),
+}
+"""The keys of [pipeline] that the sink has as options, with the same meaning."""
+_SPARKS_WAY = re.compile(r'\.option\("(\w+)", ("[^"]*")\)')
+
+
 class PipelineConfig:
     """A pipeline file that has been checked; its paths are absolute."""
 
@@ -117,26 +131,32 @@ class PipelineConfig:
         self.message = tables.message
         self.source_path = self._source_path()
         self.source_options = self._source_options()
-        self.pipeline = tables.pipeline
+        self.pipeline = pipeline = tables.pipeline
         self.spark = as_text(tables.spark)
-        with self.checking("[pipeline] consumer"):
-            check_id(self.pipeline.consumer, "consumer")
+        self.columns = tables.columns
         try:
             read_policy(tables.policy, str(self.folder))
         except ConfigError as error:
             raise ConfigError(f"{self.file}: [policy] {error}") from error
-        self.policy_options = as_text(tables.policy)
-        self.columns = tables.columns
-        if self.pipeline.mode == "rows":
-            self._check_rows()
-        else:
-            self._check_handler()
-        self.address = self._address()
-        self.transport = self._transport()
-        self.checkpoint = self._written("checkpoint", self.pipeline.checkpoint)
-        self.quarantine = self._written("quarantine", self.pipeline.quarantine)
-        self.staging = self._staging()
-        self.archive = self._archive()
+        location = self._located("ledger", pipeline.ledger) or ""
+        self.address = LedgerAddress(location, pipeline.ledger_table, pipeline.ledger_schema)
+        self.transport = self._located("transport", pipeline.transport)
+        self.checkpoint = self._folder("checkpoint", pipeline.checkpoint) or ""
+        self.archive = self._folder("archive", pipeline.archive)
+        places = {
+            "ledger": location,
+            "transport": self.transport,
+            "quarantine": self._folder("quarantine", pipeline.quarantine),
+            "staging": self._folder("staging", pipeline.staging),
+            "archive": self.archive,
+            "handler_path": self.folder,
+        }
+        options = {**pipeline.model_dump(include=_SINKS_OPTIONS), **places}
+        self.sink_options = as_text(options) | as_text(tables.policy)
+        """The options of the sink that the file sets."""
+        self._check_sink()
+        self._check_columns()
+        self._check_places()
         self.trigger = self._trigger()
 
     def wrong(self, key: str, text: str) -> ConfigError:
@@ -183,115 +203,74 @@ class PipelineConfig:
     def _absolute(self, path: str) -> str:
         return path if "://" in path else str(self.folder / path)
 
-    def _located(self, address: str) -> str:
-        """The place of a ledger or transport: a file's URL is made absolute, secrets are not read.
-        Raises ConfigError.
+    def _located(self, key: str, address: str | None) -> str | None:
+        """The place of a ledger or transport: a file's URL is made absolute, and other secrets are
+        not kept.
         """
-        location = absolute_location(address, self.folder)
-        url = read_secret(location, "ledger")
-        return absolute_location(url, self.folder) if url.startswith("sqlite:") else location
+        if address is None:
+            return None
+        with self.checking(f"[pipeline] {key}", "ledger: "):
+            location = absolute_location(address, self.folder)
+            url = read_secret(location, "ledger")
+            return absolute_location(url, self.folder) if url.startswith("sqlite:") else location
 
-    def _check_handler(self) -> None:
-        which = "handler" if self.pipeline.handler_batch is None else "handler_batch"
-        handler = self.pipeline.handler or self.pipeline.handler_batch
-        if handler is None:
-            raise self.wrong("[pipeline] handler", 'is missing; write "module:function"')
-        if which == "handler_batch":
-            self._check_batch()
-        for name in ("table", "upsert", "sequence_by"):
-            if getattr(self.pipeline, name):
-                raise self.wrong(f"[pipeline] {name}", 'is for mode = "rows"')
-        if self.columns:
-            raise self.wrong("[columns]", 'is for mode = "rows"')
-        function = import_function(handler, f"{self.file}: [pipeline] {which}", str(self.folder))
-        if which == "handler_batch":
-            with self.checking("[pipeline] handler_batch", "handler_batch: "):
-                check_called(function, "handler_batch", ("messages", "batch_key"))
+    def _folder(self, key: str, path: str | None) -> str | None:
+        folder = None if path is None else self._absolute(path)
+        if folder and "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
+            raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
+        return folder
 
-    def _check_batch(self) -> None:
-        others = {
-            "handler": self.pipeline.handler,
-            "transport": self.pipeline.transport,
-            'mode = "transactional"': self.pipeline.mode == "transactional",
-        }
-        for name, value in others.items():
-            if value:
-                raise self.wrong(f"[pipeline] {name}", "does not go with handler_batch; drop it")
-        with self.checking("[pipeline] ledger", "ledger: "):
-            check_transactions(read_secret(self._located(self.pipeline.ledger), "ledger"))
-
-    def _check_rows(self) -> None:
-        for name in ("handler", "handler_batch"):
-            if getattr(self.pipeline, name) is not None:
-                raise self.wrong(f"[pipeline] {name}", 'mode = "rows" calls none; drop it')
-        if self.pipeline.archive:
-            raise self.wrong("[pipeline] archive", 'mode = "rows" looks nothing up there; drop it')
-        if self.pipeline.table is None:
-            raise self.wrong("[pipeline] table", 'is missing; write table = "payments"')
-        if not self.columns:
-            raise self.wrong("[columns]", 'is missing; write a line such as amount = "amount"')
+    def _check_sink(self) -> None:
+        """Check what the sink checks, before Spark starts, and with the URLs that are secret."""
         if self.pipeline.sequence_by and not self.pipeline.upsert:
             raise self.wrong("[pipeline] sequence_by", 'wants a key; write upsert = ["account"]')
+        if self.archive is not None:
+            with self.checking("[pipeline] archive"):
+                check_scheme(self.archive)
+        options = self.sink_options
+        urls = {
+            name: read_secret(options[name], name)
+            for name in ("ledger", "transport")
+            if name in options
+        }
+        try:
+            check_on_driver(read_options(options | urls))
+        except ConfigError as error:
+            key, _, text = str(error).removeprefix("option ").partition(": ")
+            table = "policy" if key in POLICY_FIELDS else "pipeline"
+            raise self.wrong(f"[{table}] {key}", _SPARKS_WAY.sub(r"\1 = \2", text)) from error
+        batch = self.pipeline.handler_batch
+        if batch is not None:
+            with self.checking("[pipeline] handler_batch", "handler_batch: "):
+                function = import_function(batch, "handler_batch", str(self.folder))
+                check_called(function, "handler_batch", ("messages", "batch_key"))
+
+    def _check_columns(self) -> None:
+        if self.pipeline.mode != "rows":
+            if self.columns:
+                raise self.wrong("[columns]", 'is for mode = "rows"')
+            return
+        if not self.columns:
+            raise self.wrong("[columns]", 'is missing; write a line such as amount = "amount"')
         if "id" in self.columns:
             raise self.wrong("[columns] id", "is the message's, under [message]; drop it here")
         for name in self.message.model_dump(exclude_none=True):
             if name != "id":
                 raise self.wrong(f"[message] {name}", 'mode = "rows" takes it under [columns]')
 
-    def _address(self) -> LedgerAddress:
-        """Where the ledger is; its folder is created."""
+    def _check_places(self) -> None:
+        """Open the ledger, whose folder is created, and write into the folders."""
         with self.checking("[pipeline] ledger", "ledger: "):
-            location = self._located(self.pipeline.ledger)
-            if location.startswith("sqlite:"):
-                _make_folder(sqlite_file(location))
-            check_ledger(read_secret(location, "ledger"), self.pipeline.mode)
-            pipeline = self.pipeline
-            address = LedgerAddress(location, pipeline.ledger_table, pipeline.ledger_schema)
-            open_named_ledger(*address)
-        return address
-
-    def _transport(self) -> str | None:
-        if self.pipeline.transport is None:
-            return None
-        with self.checking("[pipeline] transport", "ledger: ", "transport: "):
-            location = self._located(self.pipeline.transport)
-            check_shared(read_secret(location, "transport"), "transport")
-        return location
-
-    def _folder(self, key: str, path: str) -> str:
-        folder = self._absolute(path)
-        if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
-            raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
-        return folder
-
-    def _staging(self) -> str | None:
-        if self.pipeline.staging is None:
-            return None
-        if self.pipeline.handler_batch is None:
-            raise self.wrong("[pipeline] staging", "is for handler_batch; drop it")
-        return self._written("staging", self.pipeline.staging)
-
-    def _written(self, key: str, path: str) -> str:
-        """A folder that can be written; only Spark can check a checkpoint's URI."""
-        folder = self._folder(key, path)
-        if key != "checkpoint" or "://" not in folder:
-            with self.checking(f"[pipeline] {key}"):
-                check_writable(folder)
-        return folder
-
-    def _archive(self) -> str | None:
-        """The archive, which must exist: a missing one would know no message."""
-        if self.pipeline.archive is None:
-            return None
-        folder = self._folder("archive", self.pipeline.archive)
-        with self.checking("[pipeline] archive"):
-            check_scheme(folder)
-        if "://" not in folder and not Path(folder).exists():
-            raise self.wrong(
-                "[pipeline] archive",
-                f"there is no folder {folder!r}; let `oncely archive --to {folder}` make it",
-            )
-        return folder
+            if self.address.location.startswith("sqlite:"):
+                _make_folder(sqlite_file(self.address.location))
+            open_named_ledger(*self.address)
+        if "://" not in self.checkpoint:
+            # Only Spark can check a URI.
+            with self.checking("[pipeline] checkpoint"):
+                check_writable(self.checkpoint)
+        if "staging" in self.sink_options:
+            with self.checking("[pipeline] staging"):
+                check_writable(self.sink_options["staging"])
 
     def _trigger(self) -> dict[str, Any]:
         """The trigger as Spark's keyword arguments."""

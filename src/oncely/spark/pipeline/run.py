@@ -20,9 +20,8 @@ from oncely.spark.ledgers import check_master
 from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.pipeline.due_runs import DueRuns
 from oncely.spark.pipeline.pipeline_source import read_messages
-from oncely.spark.recorded_run import RecordedRun, recorded_run
+from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import session
-from oncely.spark.settings import as_text
 from oncely.spark.sink.channel import DriverChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.handover import fetch
@@ -32,12 +31,6 @@ from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0
-
-_SINKS_OPTIONS = {
-    *("consumer", "handler", "handler_batch", "mode", "table", "upsert", "sequence_by"),
-    *("chunk", "concurrency", "max_failures"),
-}
-"""The keys of [pipeline] that the sink has as options, with the same meaning."""
 
 WHOLE_ERRORS = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}
 """A Spark setting: errors get Java's stack trace, and our errors have all of it as a note."""
@@ -54,14 +47,15 @@ def run_pipeline(
     for a retry. Raises ConfigError for a wrong file, StoreError if the ledger cannot be opened,
     OncelyError if Spark gives up.
     """
+    pipeline = config.pipeline
     with closing(open_named_ledger(*config.address)) as ledger:
         ledger.migrate()
         with (
             told_to_stop() as stop,
-            session(config.pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
+            session(pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
             # Spark has set a SIGINT handler of its own by now.
             told_to_stop(stop),
-            recorded_run(ledger, config.pipeline.name, config.pipeline.consumer) as recorded,
+            RecordedRun(ledger, pipeline.name, pipeline.consumer).ending() as recorded,
         ):
             began = time.monotonic()
             run = _PipelineRun(config, spark, ledger, stop, on_progress, recorded, drains=drains)
@@ -154,21 +148,7 @@ class _PipelineRun:
 
     def _settings(self, told: Mapping[str, str]) -> dict[str, str]:
         """The sink's settings, with which tasks report to this run."""
-        config, pipeline = self.config, self.config.pipeline
-        options = {
-            **pipeline.model_dump(include=_SINKS_OPTIONS),
-            "ledger": config.address.location,
-            "ledger_table": config.address.table,
-            "ledger_schema": config.address.schema,
-            "staging": config.staging,
-            "handler_path": config.folder,
-            "transport": config.transport,
-            "quarantine": config.quarantine,
-            "archive": config.archive,
-            "since": self._since,
-            **told,
-        }
-        return {**as_text(options), **config.policy_options}
+        return {**self.config.sink_options, "since": str(self._since), **told}
 
 
 def _start(

@@ -9,16 +9,18 @@ from oncely.core.commands import TooOld
 from oncely.core.policy import Policy
 from oncely.lifecycle.turn import seconds_since_1970
 from oncely.spark.sink.message_rows import Row
+from oncely.spark.sink.sink_options import SinkOptions
 
 
 class Horizon:
-    """Looks up messages for which the ledger answers TooOld in `archive`, if there is one.
+    """Looks up messages for which the ledger answers TooOld in the archive, if there is one.
 
     Claim messages under its `policy`, with its `sent_at`.
     """
 
-    def __init__(self, policy: Policy, archive: Archive | None) -> None:
+    def __init__(self, policy: Policy, options: SinkOptions) -> None:
         self._own = policy
+        archive = None if options.archive is None else Archive(options.archive, options.consumer)
         self._archive = archive
         # With an archive, messages that would run without a question are looked up, too.
         self.policy = policy if archive is None else replace(policy, on_too_old="dead_letter")

@@ -115,12 +115,17 @@ def check_schema(schema: StructType) -> None:
 
 def check_types(schema: StructType) -> None:
     """Raises ConfigError if a message's column is missing, or has a wrong type."""
+    check_has_id(schema.names)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    if "id" not in types:
-        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(types))}")
     for name, type_ in types.items():
         if type_ not in COLUMN_TYPES.get(name, (type_,)):
             raise ConfigError(f"column {name!r} is {type_}; it must be {COLUMN_TYPES[name][0]}")
+
+
+def check_has_id(columns: Sequence[str]) -> None:
+    """Raises ConfigError without a column `id`."""
+    if "id" not in columns:
+        raise ConfigError(f"the DataFrame has no column 'id', only {', '.join(sorted(columns))}")
 
 
 def numbered(
@@ -169,7 +174,7 @@ def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
     """The Python values, times in UTC; None for a value that Python cannot hold, which is noted in
     `broken`.
     """
-    column = _in_utc(column)
+    column = in_utc(column)
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError):
@@ -183,7 +188,7 @@ def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:
         return values
 
 
-def _in_utc(column: "Array") -> "Array":
+def in_utc(column: "Array") -> "Array":
     """Times in UTC: Spark's session zone, such as "UTC+3", may be unknown to Python."""
     if getattr(column.type, "tz", None) is None:
         return column

@@ -4,6 +4,7 @@ use.
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
@@ -53,6 +54,17 @@ def check_writable(folder: str) -> None:
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise ConfigError(f"{mask_passwords(folder)!r} cannot be written: {reason}") from error
+
+
+@lru_cache(maxsize=8)
+def check_quarantine(folder: str) -> None:
+    """Raise ConfigError if this machine, which may not be the driver's, cannot write to the
+    quarantine. Checked once in each process.
+    """
+    try:
+        check_writable(folder)
+    except ConfigError as error:
+        raise ConfigError(f"option quarantine: {error}") from None
 
 
 def check_scheme(folder: str) -> None:

@@ -22,7 +22,7 @@ from oncely.spark.option_values import (
     whole_number,
 )
 from oncely.spark.settings import as_names
-from oncely.spark.sink.paths import absolute_paths
+from oncely.spark.sink.paths import absolute_paths, check_quarantine
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions
 
@@ -126,7 +126,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     _check_mode(mode, given, policy)
     transport = given.get("transport")
     consumer = check_consumer(required(given, "consumer", "billing"))
-    ledger = check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode)
+    ledger = _check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode)
     table, schema = given.get("ledger_table", TABLE_NAME), given.get("ledger_schema")
     calls_none = mode == "rows" or "handler_batch" in given
     return SinkOptions(
@@ -195,7 +195,19 @@ def _table(given: Mapping[str, str]) -> str:
     return table
 
 
-def check_ledger(url: str, mode: Mode) -> str:
+def check_on_driver(options: SinkOptions) -> None:
+    """Raise ConfigError for a handler that cannot be imported, and a folder that cannot be used."""
+    if options.handler:
+        import_function(options.handler, "handler", options.handler_path)
+    check_quarantine(options.quarantine)
+    if options.archive is not None:
+        # Importing Arrow is slow.
+        from oncely.archive.lookup import Archive
+
+        Archive(options.archive, options.consumer)
+
+
+def _check_ledger(url: str, mode: Mode) -> str:
     """`url`, if `mode` can use a ledger there. Raises ConfigError."""
     if mode == "transactional":
         try:

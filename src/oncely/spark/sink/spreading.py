@@ -7,6 +7,7 @@ from pyspark.sql import functions as f
 
 from oncely.core.errors import ConfigError
 from oncely.spark.settings import quoted
+from oncely.spark.sink.message_rows import check_has_id
 
 _ROWS_FOR_EVERY_PART = 100_000
 
@@ -27,10 +28,7 @@ def spread(
     for option, number in (("partitions", partitions), ("writers", writers)):
         if number is not None and number < 1:
             raise ConfigError(f"{option}: {number} is not a whole number of 1 or more")
-    if "id" not in messages.columns:
-        raise ConfigError(
-            f"the DataFrame has no column 'id', only {', '.join(sorted(messages.columns))}"
-        )
+    check_has_id(messages.columns)
     # If the DataFrame lacks the key, the sink reports it.
     is_keyed = bool(upsert) and set(upsert) <= set(messages.columns)
     names = list(map(quoted, upsert)) if is_keyed else ["id"]
