@@ -25,11 +25,6 @@ class TableName(NamedTuple):
         return self._beside("waiting_messages", "waiting")
 
     @property
-    def deferred(self) -> str:
-        """The former table of messages to be sent, which `waiting` has replaced."""
-        return self._beside("deferred_messages", "deferred")
-
-    @property
     def steps(self) -> str:
         """The table of finished steps."""
         return self._beside("message_steps", "steps")
@@ -85,10 +80,6 @@ class TableName(NamedTuple):
     def index_of_waiting(self, purpose: str) -> str:
         """An index, or a constraint, of the table of messages that wait."""
         return _shortened(f"{self.waiting}_{purpose}")
-
-    def index_of_deferred(self, purpose: str) -> str:
-        """The same of the former table."""
-        return _shortened(f"{self.deferred}_{purpose}")
 
     def checked(self) -> "TableName":
         """Itself. Raises ConfigError where a name is not an identifier, or over 63 bytes long."""
