@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from oncely._util.clock import wall_time
 from oncely._util.forking import afresh_in_children
-from oncely.core.binding import Binding
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -51,7 +50,7 @@ class MemoryStore(Store):
         self._clock = clock
         self.notifications = Notifications(ProcessSignal(), _LOOK_S)
         self._tables = MemoryTables(clock, self._tell)
-        self._bindings: set[Binding] = set()
+        self._bindings: set[tuple[str, str]] = set()
         self.start_afresh()
         afresh_in_children(self)
 
@@ -116,17 +115,15 @@ class MemoryStore(Store):
         waiting = WaitingMessage.queued(queue, messages)
         self.transaction(lambda transaction: transaction.keep(waiting))
 
-    def bind(self, bindings: Collection[Binding]) -> None:
+    def bind(self, queue: str, topics: Collection[str]) -> None:
+        """Let events of these topics into the queue; the topic "" only says that it is there."""
         with self._lock:
-            self._bindings.update(bindings)
+            self._bindings.update((queue, topic) for topic in topics)
 
-    def unbind(self, bindings: Collection[Binding]) -> None:
+    def bindings(self, queue: str | None = None) -> Sequence[tuple[str, str]]:
+        """Queues and topics, as they were bound, of one queue or of all."""
         with self._lock:
-            self._bindings.difference_update(bindings)
-
-    def bindings(self, queue: str | None = None) -> Sequence[Binding]:
-        with self._lock:
-            return sorted(each for each in self._bindings if queue in (None, each.queue))
+            return sorted(each for each in self._bindings if queue in (None, each[0]))
 
     def scan(self, query: Query) -> Sequence[Record]:
         with self._lock:

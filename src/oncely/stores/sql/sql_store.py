@@ -13,7 +13,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.core.binding import Binding
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -252,13 +251,12 @@ class SqlStore:
         waiting = WaitingMessage.queued(queue, messages, names)
         self.transaction(lambda transaction: transaction.keep(waiting))
 
-    def bind(self, bindings: Collection[Binding]) -> None:
-        self._change(lambda at: queues.bind(at, bindings))
+    def bind(self, queue: str, topics: Collection[str]) -> None:
+        """Let events of these topics into the queue; the topic "" only says that it is there."""
+        self._change(lambda at: queues.bind(at, queue, topics))
 
-    def unbind(self, bindings: Collection[Binding]) -> None:
-        self._change(lambda at: queues.unbind(at, bindings))
-
-    def bindings(self, queue: str | None = None) -> Sequence[Binding]:
+    def bindings(self, queue: str | None = None) -> Sequence[tuple[str, str]]:
+        """Queues and topics, as they were bound, of one queue or of all."""
         return self._read(lambda at: queues.bindings(at, queue))
 
     def _newest(self) -> int:

@@ -2,12 +2,11 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
-from oncely.core.binding import Binding
 from oncely.core.destination import Destination, EventsOf, ExchangeNamed, QueueNamed, destination_of
 from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
 from oncely.core.message import Message
@@ -17,7 +16,7 @@ from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.messages import content_of
 from oncely.transports.rabbitmq.publishing import NOT_STORED, Route
 from oncely.transports.rabbitmq.session import Session
-from oncely.transports.rabbitmq.topology import make_queue, subscribe, unbind
+from oncely.transports.rabbitmq.topology import make_queue, subscribe
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 from oncely.transports.transport import Delivery, Features, log_late, log_rejected, refusals, typed
 
@@ -34,7 +33,6 @@ class RabbitmqTransport:
             counts_deliveries=settings.counts_deliveries,
             max_bytes=settings.max_bytes,
             visibility_s=None,
-            exchange=settings.exchange,
         )
         self._parameters = parameters
         self._settings = settings
@@ -104,14 +102,6 @@ class RabbitmqTransport:
         line = self._own().consuming.line()
         make_queue(line, queue, self._settings.queue_type)
         subscribe(line, queue, self._settings.exchange, types)
-
-    def unsubscribe(self, bindings: Collection[Binding]) -> None:
-        line = self._own().consuming.line()
-        for binding in bindings:
-            unbind(line, binding)
-
-    def bindings(self, queue: str) -> None:  # noqa: ARG002 - AMQP has no method to list bindings.
-        return None
 
     def is_drained(self, queue: str) -> bool:
         return self._own().intake(queue).is_drained()
