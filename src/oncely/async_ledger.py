@@ -1,8 +1,8 @@
 """AsyncLedger: the ledger's calls as coroutines. Those of many tasks go to the store together."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -25,49 +25,26 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class _Claiming:
-    """One `claim_many`, whose claims are given back when its task is cancelled before it ends."""
-
-    def __init__(
-        self, call: Callable[[], Sequence[ClaimOutcome]], batcher: GroupCommit[Request, Outcome]
-    ) -> None:
-        self._call = call
-        self._group_commit = batcher
-        self._lock = threading.Lock()
-        self._outcomes: Sequence[ClaimOutcome] = []
-        self._gone = False
-
-    def run(self) -> Sequence[ClaimOutcome]:
-        outcomes = self._call()
-        with self._lock:
-            self._outcomes = outcomes
-            gone = self._gone
-        if gone:
-            self._group_commit.give_back(outcomes)
-        return outcomes
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._gone = True
-            outcomes = self._outcomes
-        self._group_commit.give_back(outcomes)
-
-
 def _giving_back(
     claim_many: Callable[Concatenate[Ledger, P], Sequence[ClaimOutcome]],
 ) -> Callable[Concatenate["AsyncLedger", P], Coroutine[Any, Any, Sequence[ClaimOutcome]]]:
-    """`awaited`, for a task that may be cancelled before it is answered."""
+    """`awaited`; the claims of a task that is cancelled before its answer are given back."""
 
     @wraps(claim_many)
     async def method(
         self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs
     ) -> Sequence[ClaimOutcome]:
-        call = partial(claim_many, self._ledger, *args, **kwargs)
-        claiming = _Claiming(call, self._group_commit)
+        claimed: Future[Sequence[ClaimOutcome]] = Future()
+
+        def claim() -> Sequence[ClaimOutcome]:
+            claimed.set_result(claim_many(self._ledger, *args, **kwargs))
+            return claimed.result()
+
         try:
-            return await asyncio.to_thread(claiming.run)
+            return await asyncio.to_thread(claim)
         except (asyncio.CancelledError, GeneratorExit):
-            claiming.abandon()
+            # At once where they are granted already, else by the thread that asks for them.
+            claimed.add_done_callback(lambda done: self._group_commit.give_back(done.result()))
             raise
 
     return method

@@ -73,6 +73,9 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
         checks = _times_only(columns) if dialect == "sqlite" else []
         return Table(quoted_name(its_name, quote=True), metadata, *columns, *checks, **options)
 
+    def beside(purpose: str, columns: Sequence[Column[Any]], **options: Any) -> Table:
+        return table(name.beside(purpose), columns, **options)
+
     # Half of each page stays free: an update then stays on its page, and does not touch the index.
     half = {"fillfactor": 50}
     records = table(name.table, _record_columns(id_type, dialect), postgresql_with=half)
@@ -80,18 +83,18 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
     digest = String(32, collation=collation)
     # A number is never used twice: a late write must not hit another message.
     columns = _waiting_columns(id_type, digest, dialect)
-    waiting = table(name.waiting, columns, sqlite_autoincrement=True)
+    waiting = beside("waiting", columns, sqlite_autoincrement=True)
     _index_waiting(waiting, name)
     return SqlTables(
         records,
         waiting,
-        table(name.steps, _step_columns(id_type)),
-        table(name.consumers, _consumer_columns(id_type)),
-        table(name.bindings, _binding_columns(id_type)),
-        table(name.activity, _activity_columns(id_type)),
-        table(name.workers, _worker_columns(id_type)),
-        table(name.runs, _run_columns(id_type)),
-        table(name.audit, _audit_columns(id_type)),
+        beside("steps", _step_columns(id_type)),
+        beside("consumers", _consumer_columns(id_type)),
+        beside("bindings", _binding_columns(id_type)),
+        beside("activity", _activity_columns(id_type)),
+        beside("workers", _worker_columns(id_type)),
+        beside("runs", _run_columns(id_type)),
+        beside("audit", _audit_columns(id_type)),
     )
 
 
@@ -195,6 +198,7 @@ def _index_waiting(table: Table, name: TableName) -> None:
 
 
 def _step_columns(id_type: String) -> list[Column[Any]]:
+    """The result of a finished step."""
     return [
         *(Column(name, id_type, primary_key=True) for name in ("message_id", "provider", "name")),
         Column("result", LONG_TEXT, nullable=False),
@@ -203,6 +207,7 @@ def _step_columns(id_type: String) -> list[Column[Any]]:
 
 
 def _consumer_columns(id_type: String) -> list[Column[Any]]:
+    """The retention and the horizon of a consumer."""
     return [
         Column("provider", id_type, primary_key=True),
         Column("retention_s", Double),
@@ -212,6 +217,7 @@ def _consumer_columns(id_type: String) -> list[Column[Any]]:
 
 
 def _binding_columns(id_type: String) -> list[Column[Any]]:
+    """A queue, and events that it has subscribed to."""
     return [
         Column("queue", id_type, primary_key=True),
         # Empty: queues in a database have no exchange.
