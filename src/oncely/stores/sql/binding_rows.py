@@ -7,7 +7,7 @@ from oncely.stores.sql.dialect import SqlConnection
 
 
 def bind(at: ConnectedTables[SqlConnection], queue: str, topics: Collection[str]) -> None:
-    """Bind the queue to these; a binding that is there already is not an error."""
+    """Let events of these topics into the queue; the topic "" only says that it is there."""
     insert = at.dialect.insert_absent.format(
         f"{at.dialect.bindings_name} (queue, exchange, pattern) VALUES (%(queue)s, '', %(topic)s)"
     )
