@@ -1,7 +1,7 @@
 """AsyncLedger: the ledger's calls as coroutines. Those of many tasks go to the store together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial, wraps
@@ -9,9 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oncely._util import clock
 from oncely.core.commands import ClaimOutcome, Outcome
-from oncely.core.durations import Duration
-from oncely.core.record import Record, State
-from oncely.core.waiting import DeadLetter, WaitingMessage
+from oncely.core.record import Record
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
 from oncely.engine.inline_calls import InlineCalls
@@ -46,6 +44,19 @@ def _giving_back(
             # At once where they are granted already, else by the thread that asks for them.
             claimed.add_done_callback(lambda done: self._group_commit.give_back(done.result()))
             raise
+
+    return method
+
+
+def _listed(
+    call: Callable[Concatenate[Ledger, P], Iterator[T]],
+) -> Callable[Concatenate["AsyncLedger", P], AsyncIterator[T]]:
+    """The call of that name for `async for`, with the same arguments; all is read at once."""
+
+    @wraps(call)
+    async def method(self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        for each in await asyncio.to_thread(lambda: [*call(self._ledger, *args, **kwargs)]):
+            yield each
 
     return method
 
@@ -104,42 +115,15 @@ class AsyncLedger(AsyncCalls):
         while (page := await asyncio.to_thread(next, pages, None)) is not None:
             yield page
 
-    async def scan(
-        self,
-        consumer: str | None = None,
-        state: State | str | None = None,
-        older_than: Duration | None = None,
-        limit: int = 100,
-        *,
-        text: str | None = None,
-        lease_over: bool = False,
-        exhausted: bool = False,
-    ) -> AsyncIterator[Record]:
-        """The records that fit, least recently seen first, for `async for`."""
-        scan = partial(self._ledger.scan, text=text, lease_over=lease_over, exhausted=exhausted)
-        for record in await asyncio.to_thread(scan, consumer, state, older_than, limit):
-            yield record
-
+    scan = _listed(Ledger.scan)
     counts = awaited(Ledger.counts)
     of_message = awaited(Ledger.of_message)
     tallies = awaited(Ledger.tallies)
     window = awaited(Ledger.window)
     size = awaited(Ledger.size)
     problems = awaited(Ledger.problems)
-
-    async def dead(
-        self, consumer: str | None = None, limit: int = 100
-    ) -> AsyncIterator[DeadLetter]:
-        """The dead letters, for `async for`."""
-        for letter in await asyncio.to_thread(lambda: [*self._ledger.dead(consumer, limit)]):
-            yield letter
-
-    async def waiting(
-        self, consumer: str | None = None, limit: int = 100
-    ) -> AsyncIterator[WaitingMessage]:
-        """The messages that wait for a retry, for `async for`."""
-        for message in await asyncio.to_thread(lambda: [*self._ledger.waiting(consumer, limit)]):
-            yield message
+    dead = _listed(Ledger.dead)
+    waiting = _listed(Ledger.waiting)
 
     def transaction(self, connection: Any) -> JoinedTransaction:
         """The ledger's calls inside the caller's own transaction, for `async with`."""
