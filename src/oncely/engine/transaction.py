@@ -157,18 +157,11 @@ class JoinedTransaction:
     """The block in which the ledger is part of the caller's transaction."""
 
     def __init__(
-        self,
-        ledger: Calls,
-        store: Store,
-        connection: Any,
-        observer: SettleObserver | None = None,
-        beliefs: Beliefs | None = None,
+        self, store: Store, connection: Any, inbox_in: Callable[[CallersTransaction], Inbox]
     ) -> None:
-        self._ledger = ledger
         self._store = store
         self._connection = connection
-        self._observer = observer
-        self._beliefs = beliefs
+        self._inbox_in = inbox_in
 
     def __enter__(self) -> Inbox:
         if _is_async(self._connection):
@@ -204,7 +197,7 @@ class JoinedTransaction:
     def _enter(self, connection: Any) -> Inbox:
         self._pid = os.getpid()
         self._joining = self._store.within(connection)
-        return Inbox(self._ledger, self._joining.__enter__(), self._observer, self._beliefs)
+        return self._inbox_in(self._joining.__enter__())
 
 
 def _is_async(connection: Any) -> bool:
