@@ -141,7 +141,12 @@ class MemoryStore(Store):
     def window(self, look: Look) -> Window:
         with self._lock:
             now = self._clock()
-            keys = sorted(_order_of(key) for key in self._tables.records if _is_within(key, look))
+            keys = sorted(
+                (message_id, consumer)
+                for consumer, message_id in self._tables.records
+                if message_id.startswith(look.begins)
+                and (look.after is None or message_id > look.after)
+            )
             # The records of one id stay together.
             last = keys[look.size - 1][0] if len(keys) > look.size else None
             part = [key for key in keys if last is None or key[0] <= last]
@@ -205,15 +210,6 @@ class MemoryStore(Store):
         records = self._tables.records.values()
         fitting = [record for record in records if query.holds(record, now)]
         return sorted(fitting, key=attrgetter("last_seen"))
-
-
-def _is_within(key: Key, look: Look) -> bool:
-    is_later = look.after is None or key.message_id > look.after
-    return is_later and key.message_id.startswith(look.begins)
-
-
-def _order_of(key: Key) -> tuple[str, str]:
-    return key.message_id, key.consumer
 
 
 def _tally(records: Sequence[Record], now: float) -> Tally:
