@@ -3,7 +3,6 @@ from ._util.version import __version__
 from .async_ledger import AsyncLedger
 from .consumer import Consumer
 from .consuming.consumer_report import ConsumerReport
-from .core.binding import Binding
 from .core.commands import (
     Busy,
     ClaimOutcome,
@@ -67,7 +66,6 @@ __all__ = [
     "AsyncLedger",
     "AsyncTransactionSource",
     "Backlog",
-    "Binding",
     "BrokerRefused",
     "Busy",
     "BusyError",

@@ -1,17 +1,15 @@
 """AsyncLedger: the ledger's calls as coroutines. Those of many tasks go to the store together."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oncely._util import clock
 from oncely.core.commands import ClaimOutcome, Outcome
-from oncely.core.durations import Duration
-from oncely.core.record import Record, State
-from oncely.core.waiting import DeadLetter, WaitingMessage
+from oncely.core.record import Record
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
 from oncely.engine.inline_calls import InlineCalls
@@ -25,50 +23,40 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class _Claiming:
-    """One `claim_many`, whose claims are given back when its task is cancelled before it ends."""
-
-    def __init__(
-        self, call: Callable[[], Sequence[ClaimOutcome]], batcher: GroupCommit[Request, Outcome]
-    ) -> None:
-        self._call = call
-        self._group_commit = batcher
-        self._lock = threading.Lock()
-        self._outcomes: Sequence[ClaimOutcome] = []
-        self._gone = False
-
-    def run(self) -> Sequence[ClaimOutcome]:
-        outcomes = self._call()
-        with self._lock:
-            self._outcomes = outcomes
-            gone = self._gone
-        if gone:
-            self._group_commit.give_back(outcomes)
-        return outcomes
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._gone = True
-            outcomes = self._outcomes
-        self._group_commit.give_back(outcomes)
-
-
 def _giving_back(
     claim_many: Callable[Concatenate[Ledger, P], Sequence[ClaimOutcome]],
 ) -> Callable[Concatenate["AsyncLedger", P], Coroutine[Any, Any, Sequence[ClaimOutcome]]]:
-    """`awaited`, for a task that may be cancelled before it is answered."""
+    """`awaited`; the claims of a task that is cancelled before its answer are given back."""
 
     @wraps(claim_many)
     async def method(
         self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs
     ) -> Sequence[ClaimOutcome]:
-        call = partial(claim_many, self._ledger, *args, **kwargs)
-        claiming = _Claiming(call, self._group_commit)
+        claimed: Future[Sequence[ClaimOutcome]] = Future()
+
+        def claim() -> Sequence[ClaimOutcome]:
+            claimed.set_result(claim_many(self._ledger, *args, **kwargs))
+            return claimed.result()
+
         try:
-            return await asyncio.to_thread(claiming.run)
+            return await asyncio.to_thread(claim)
         except (asyncio.CancelledError, GeneratorExit):
-            claiming.abandon()
+            # At once where they are granted already, else by the thread that asks for them.
+            claimed.add_done_callback(lambda done: self._group_commit.give_back(done.result()))
             raise
+
+    return method
+
+
+def _listed(
+    call: Callable[Concatenate[Ledger, P], Iterator[T]],
+) -> Callable[Concatenate["AsyncLedger", P], AsyncIterator[T]]:
+    """The call of that name for `async for`, with the same arguments; all is read at once."""
+
+    @wraps(call)
+    async def method(self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        for each in await asyncio.to_thread(lambda: [*call(self._ledger, *args, **kwargs)]):
+            yield each
 
     return method
 
@@ -127,42 +115,15 @@ class AsyncLedger(AsyncCalls):
         while (page := await asyncio.to_thread(next, pages, None)) is not None:
             yield page
 
-    async def scan(
-        self,
-        consumer: str | None = None,
-        state: State | str | None = None,
-        older_than: Duration | None = None,
-        limit: int = 100,
-        *,
-        text: str | None = None,
-        lease_over: bool = False,
-        exhausted: bool = False,
-    ) -> AsyncIterator[Record]:
-        """The records that fit, least recently seen first, for `async for`."""
-        scan = partial(self._ledger.scan, text=text, lease_over=lease_over, exhausted=exhausted)
-        for record in await asyncio.to_thread(scan, consumer, state, older_than, limit):
-            yield record
-
+    scan = _listed(Ledger.scan)
     counts = awaited(Ledger.counts)
     of_message = awaited(Ledger.of_message)
     tallies = awaited(Ledger.tallies)
     window = awaited(Ledger.window)
     size = awaited(Ledger.size)
     problems = awaited(Ledger.problems)
-
-    async def dead(
-        self, consumer: str | None = None, limit: int = 100
-    ) -> AsyncIterator[DeadLetter]:
-        """The dead letters, for `async for`."""
-        for letter in await asyncio.to_thread(lambda: [*self._ledger.dead(consumer, limit)]):
-            yield letter
-
-    async def waiting(
-        self, consumer: str | None = None, limit: int = 100
-    ) -> AsyncIterator[WaitingMessage]:
-        """The messages that wait for a retry, for `async for`."""
-        for message in await asyncio.to_thread(lambda: [*self._ledger.waiting(consumer, limit)]):
-            yield message
+    dead = _listed(Ledger.dead)
+    waiting = _listed(Ledger.waiting)
 
     def transaction(self, connection: Any) -> JoinedTransaction:
         """The ledger's calls inside the caller's own transaction, for `async with`."""

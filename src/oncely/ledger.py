@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from oncely._util.event_log import EventLog
@@ -23,7 +24,7 @@ from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.recording import Recorder
 from oncely.engine.request import Request, raise_if_refused, to_give_back
 from oncely.engine.settle import LedgerObserver, Settler
-from oncely.engine.transaction import JoinedTransaction
+from oncely.engine.transaction import Inbox, JoinedTransaction
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import open_store
@@ -435,8 +436,8 @@ class Ledger(Calls):
         way: a claim that was committed by that runs out. Raises ConfigError for anything that is
         not such a connection, and where the store has no transactions.
         """
-        beliefs = self._settler.beliefs
-        return JoinedTransaction(self, self._store, connection, self.recorder, beliefs)
+        inbox_in = partial(Inbox, self, observer=self.recorder, beliefs=self._settler.beliefs)
+        return JoinedTransaction(self._store, connection, inbox_in)
 
     def is_contention(self, error: Exception) -> bool:
         """Whether `error`, of a caller's transaction, says that it lost against another, or lost

@@ -88,7 +88,14 @@ class ProcessedMessageRepository:
 
     def _mark(self, key: Key, error_message: str | None) -> None:
         try:
-            self._write_mark(key, error_message)
+            record = self._calls.find(key)
+            if record is None:
+                raise FencedError("there is no record")
+            # Another process may have begun the record: a claim is made of the record itself.
+            if error_message is None:
+                self._calls.complete(Claim(record))
+            else:
+                self._calls.fail(Claim(record), error_message)
         except FencedError:
             _log.warning(
                 "message '%(message_id)s' of '%(consumer)s' could not be marked: it is not being "
@@ -104,13 +111,3 @@ class ProcessedMessageRepository:
                 "effect has happened",
                 extra={"event": "marking_failed", **key._asdict()},
             )
-
-    def _write_mark(self, key: Key, error_message: str | None) -> None:
-        record = self._calls.find(key)
-        if record is None:
-            raise FencedError("there is no record")
-        # Another process may have begun the record: a claim is made of the record itself.
-        if error_message is None:
-            self._calls.complete(Claim(record))
-        else:
-            self._calls.fail(Claim(record), error_message)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
@@ -9,7 +10,6 @@ from tests.conformance.store_suite import RacesOnAStore
 from tests.records import Doing, deferred, fresh, granted
 from tests.servers import PgBouncer
 
-from oncely.core.binding import Binding
 from oncely.core.record import State
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import OUTBOX
@@ -80,7 +80,7 @@ def _use_records(store: Store, name: str) -> None:
 
 
 def _use_what_waits(doing: Doing, name: str) -> None:
-    store = doing.store
+    store: Any = doing.store
     claim = granted(doing.ledger.claim(fresh(f"step {name}", "mailing").key))
     doing.ledger.keep_step(claim, "step", name)
     assert doing.ledger.steps(claim.key) == {"step": name}
@@ -94,9 +94,8 @@ def _use_what_waits(doing: Doing, name: str) -> None:
     assert doing.remove_held([second]) == {second.number}
     doing.remove(doing.waiting([claim.key]))
     assert not store.backlogs()
-    store.bind([Binding("in", "", name)])
-    assert store.bindings("in") == [Binding("in", "", name)]
-    store.unbind([Binding("in", "", name)])
+    store.bind("in", [name])
+    assert ("in", name) in store.bindings("in")
     store.wait_for_messages(0.001)
 
 

@@ -1,6 +1,6 @@
 """The broker of a simulation: it delivers again, loses replies, refuses, and is away."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ from tests.simulation.faults import Weather, Wire
 from tests.simulation.history import History
 from tests.simulation.scheduler import Scheduler
 
-from oncely.core.binding import Binding
 from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
@@ -167,12 +166,6 @@ class FaultyTransport:
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
         pass
-
-    def unsubscribe(self, bindings: Collection[Binding]) -> None:
-        pass
-
-    def bindings(self, queue: str) -> Sequence[Binding]:
-        return []
 
     def is_drained(self, queue: str) -> bool:
         return self._broker.is_empty

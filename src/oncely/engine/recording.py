@@ -34,7 +34,6 @@ from oncely.core.commands import (
 )
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key, State
-from oncely.core.waiting import WaitingMessage
 from oncely.engine.alike import AlikeOutcomes
 from oncely.engine.request import Request
 from oncely.engine.settle import LedgerObserver
@@ -129,16 +128,6 @@ class Recorder:
         """As LedgerObserver says."""
         if self.metrics is not None:
             self.metrics.untracked(consumer)
-
-    def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
-        """As RelayObserver says."""
-        if self.metrics is not None:
-            self.metrics.deferred_sent(messages)
-
-    def deferred_refused(self, messages: Sequence[WaitingMessage]) -> None:
-        """As RelayObserver says."""
-        if self.metrics is not None:
-            self.metrics.deferred_refused(messages)
 
     def works_as(self, kind: str, consumer: str = "") -> None:
         """What operators see this process as, from now on."""

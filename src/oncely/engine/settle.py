@@ -38,8 +38,17 @@ class Beliefs:
     """Whether most messages of the last requests had a record: then records are read first."""
 
 
+class SettleObserver(Protocol):
+    """Is called with what a settler did. Its methods must not raise, here and below."""
+
+    def settled(
+        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
+    ) -> None:
+        """Requests went to the store together; each has its outcome or its error, in order."""
+
+
 class RelayObserver(Protocol):
-    """Is called with what a relay did. Its methods must not raise."""
+    """Is called with what a relay did."""
 
     def deferred_sent(self, messages: Sequence[WaitingMessage]) -> None:
         """The transport has confirmed these; they do not wait any more."""
@@ -48,13 +57,8 @@ class RelayObserver(Protocol):
         """The transport has refused these, whether or not they are tried again."""
 
 
-class LedgerObserver(RelayObserver, Protocol):
-    """Is called, in the same way, with what a ledger did."""
-
-    def settled(
-        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
-    ) -> None:
-        """Requests went to the store together; each has its outcome or its error, in order."""
+class LedgerObserver(SettleObserver, RelayObserver, Protocol):
+    """Is called with what a ledger did."""
 
     def purged(self, consumer: str | None, count: int) -> None:
         """Records were removed by age, of all consumers where none is named."""
@@ -71,7 +75,7 @@ class Settler:
     def __init__(
         self,
         store: Records,
-        observer: LedgerObserver | None = None,
+        observer: SettleObserver | None = None,
         beliefs: Beliefs | None = None,
     ) -> None:
         self._store = store

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,10 +19,10 @@ from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import completed, decide, spared_s
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.asking import to_claim
-from oncely.engine.async_calls import AsyncCalls
+from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.calls import Calls
 from oncely.engine.request import Request, sent_message
-from oncely.engine.settle import Beliefs, LedgerObserver, Settler
+from oncely.engine.settle import Beliefs, SettleObserver, Settler
 from oncely.stores.alike import AlikeRecords
 from oncely.stores.store import CallersTransaction, Store, Transaction
 
@@ -42,7 +41,7 @@ class Inbox(Calls):
         self,
         ledger: Calls,
         transaction: CallersTransaction,
-        observer: LedgerObserver | None = None,
+        observer: SettleObserver | None = None,
         beliefs: Beliefs | None = None,
     ) -> None:
         self.ledger = ledger
@@ -130,24 +129,11 @@ class AsyncInbox(AsyncCalls):
     """An Inbox whose calls are coroutines, for a connection of SQLAlchemy's asyncio."""
 
     def __init__(self, inbox: Inbox, connection: Any) -> None:
-        self._calls = self._inbox = inbox
+        self._calls = inbox
         self._connection = connection
 
-    async def send(
-        self,
-        destination: str,
-        content: Any,
-        *,
-        key: str | None = None,
-        delay: Duration | None = None,
-    ) -> str:
-        """As the Inbox does."""
-        send = partial(self._inbox.send, destination, content, key=key, delay=delay)
-        return await self.run(send)
-
-    async def put(self, queue: str, messages: Sequence[Message]) -> None:
-        """As Inbox does."""
-        await self.run(self._inbox.put, queue, messages)
+    send = awaited(Inbox.send)
+    put = awaited(Inbox.put)
 
     @property
     def blocking(self) -> None:
@@ -155,7 +141,7 @@ class AsyncInbox(AsyncCalls):
         return None
 
     async def _settle_one(self, request: Request) -> Outcome:
-        return await self.run(self._inbox._settle_one, request)
+        return await self.run(self._calls._settle_one, request)
 
     async def pause(self, seconds: float) -> None:
         """Return after that many seconds."""
@@ -171,18 +157,11 @@ class JoinedTransaction:
     """The block in which the ledger is part of the caller's transaction."""
 
     def __init__(
-        self,
-        ledger: Calls,
-        store: Store,
-        connection: Any,
-        observer: LedgerObserver | None = None,
-        beliefs: Beliefs | None = None,
+        self, store: Store, connection: Any, inbox_in: Callable[[CallersTransaction], Inbox]
     ) -> None:
-        self._ledger = ledger
         self._store = store
         self._connection = connection
-        self._observer = observer
-        self._beliefs = beliefs
+        self._inbox_in = inbox_in
 
     def __enter__(self) -> Inbox:
         if _is_async(self._connection):
@@ -218,7 +197,7 @@ class JoinedTransaction:
     def _enter(self, connection: Any) -> Inbox:
         self._pid = os.getpid()
         self._joining = self._store.within(connection)
-        return Inbox(self._ledger, self._joining.__enter__(), self._observer, self._beliefs)
+        return self._inbox_in(self._joining.__enter__())
 
 
 def _is_async(connection: Any) -> bool:

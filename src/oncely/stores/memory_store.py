@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from oncely._util.clock import wall_time
 from oncely._util.forking import afresh_in_children
-from oncely.core.binding import Binding
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -51,7 +50,7 @@ class MemoryStore(Store):
         self._clock = clock
         self.notifications = Notifications(ProcessSignal(), _LOOK_S)
         self._tables = MemoryTables(clock, self._tell)
-        self._bindings: set[Binding] = set()
+        self._bindings: set[tuple[str, str]] = set()
         self.start_afresh()
         afresh_in_children(self)
 
@@ -116,17 +115,15 @@ class MemoryStore(Store):
         waiting = WaitingMessage.queued(queue, messages)
         self.transaction(lambda transaction: transaction.keep(waiting))
 
-    def bind(self, bindings: Collection[Binding]) -> None:
+    def bind(self, queue: str, topics: Collection[str]) -> None:
+        """Let events of these topics into the queue; the topic "" only says that it is there."""
         with self._lock:
-            self._bindings.update(bindings)
+            self._bindings.update((queue, topic) for topic in topics)
 
-    def unbind(self, bindings: Collection[Binding]) -> None:
+    def bindings(self, queue: str | None = None) -> Sequence[tuple[str, str]]:
+        """Queues and topics, as they were bound, of one queue or of all."""
         with self._lock:
-            self._bindings.difference_update(bindings)
-
-    def bindings(self, queue: str | None = None) -> Sequence[Binding]:
-        with self._lock:
-            return sorted(each for each in self._bindings if queue in (None, each.queue))
+            return sorted(each for each in self._bindings if queue in (None, each[0]))
 
     def scan(self, query: Query) -> Sequence[Record]:
         with self._lock:
@@ -144,7 +141,12 @@ class MemoryStore(Store):
     def window(self, look: Look) -> Window:
         with self._lock:
             now = self._clock()
-            keys = sorted(_order_of(key) for key in self._tables.records if _is_within(key, look))
+            keys = sorted(
+                (message_id, consumer)
+                for consumer, message_id in self._tables.records
+                if message_id.startswith(look.begins)
+                and (look.after is None or message_id > look.after)
+            )
             # The records of one id stay together.
             last = keys[look.size - 1][0] if len(keys) > look.size else None
             part = [key for key in keys if last is None or key[0] <= last]
@@ -208,15 +210,6 @@ class MemoryStore(Store):
         records = self._tables.records.values()
         fitting = [record for record in records if query.holds(record, now)]
         return sorted(fitting, key=attrgetter("last_seen"))
-
-
-def _is_within(key: Key, look: Look) -> bool:
-    is_later = look.after is None or key.message_id > look.after
-    return is_later and key.message_id.startswith(look.begins)
-
-
-def _order_of(key: Key) -> tuple[str, str]:
-    return key.message_id, key.consumer
 
 
 def _tally(records: Sequence[Record], now: float) -> Tally:

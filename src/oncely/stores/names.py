@@ -19,50 +19,11 @@ class TableName(NamedTuple):
     table: str = TABLE_NAME
     schema: str | None = None
 
-    @property
-    def waiting(self) -> str:
-        """The table of messages that wait."""
-        return self._beside("waiting_messages", "waiting")
-
-    @property
-    def deferred(self) -> str:
-        """The former table of messages to be sent, which `waiting` has replaced."""
-        return self._beside("deferred_messages", "deferred")
-
-    @property
-    def steps(self) -> str:
-        """The table of finished steps."""
-        return self._beside("message_steps", "steps")
-
-    @property
-    def consumers(self) -> str:
-        """The table with the retention and horizon of each consumer."""
-        return self._beside("message_consumers", "consumers")
-
-    @property
-    def bindings(self) -> str:
-        """The table of queues, and of the events that each has subscribed to."""
-        return self._beside("message_bindings", "bindings")
-
-    @property
-    def activity(self) -> str:
-        """The table of what each worker did, by periods."""
-        return self._beside("message_activity", "activity")
-
-    @property
-    def workers(self) -> str:
-        """The table of the processes that work with the ledger."""
-        return self._beside("message_workers", "workers")
-
-    @property
-    def runs(self) -> str:
-        """The table of runs on Spark."""
-        return self._beside("message_runs", "runs")
-
-    @property
-    def audit(self) -> str:
-        """The table of what people changed."""
-        return self._beside("message_audit", "audit")
+    def beside(self, purpose: str) -> str:
+        """The table of that purpose, a field of SqlTables: "waiting", "steps", "consumers"..."""
+        if self.table != TABLE_NAME:
+            return _shortened(f"{self.table}_{purpose}")
+        return "waiting_messages" if purpose == "waiting" else f"message_{purpose}"
 
     @property
     def unfinished(self) -> str:
@@ -84,11 +45,7 @@ class TableName(NamedTuple):
 
     def index_of_waiting(self, purpose: str) -> str:
         """An index, or a constraint, of the table of messages that wait."""
-        return _shortened(f"{self.waiting}_{purpose}")
-
-    def index_of_deferred(self, purpose: str) -> str:
-        """The same of the former table."""
-        return _shortened(f"{self.deferred}_{purpose}")
+        return _shortened(f"{self.beside('waiting')}_{purpose}")
 
     def checked(self) -> "TableName":
         """Itself. Raises ConfigError where a name is not an identifier, or over 63 bytes long."""
@@ -105,9 +62,6 @@ class TableName(NamedTuple):
                     f"{what}: {name!r} is {len(name)} bytes long; use at most {_MAX_BYTES}"
                 )
         return self
-
-    def _beside(self, name: str, ending: str) -> str:
-        return name if self.table == TABLE_NAME else _shortened(f"{self.table}_{ending}")
 
 
 def _shortened(name: str, length: int = _MAX_BYTES) -> str:

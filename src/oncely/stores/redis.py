@@ -190,13 +190,14 @@ class RedisStore(Store):
         return Window(keys, looked_at, None if end is None else json.dumps(end))
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
-        for page in self._wanted_keys(wanted):
-            records = self.load(page).records.values()
-            yield [
-                record
-                for record in records
-                if keys.holds(record.key.message_id) and wanted.holds(record)
-            ]
+        for consumer in [None] if wanted.consumers is None else wanted.consumers:
+            for page in self._all_keys(consumer):
+                records = self.load(page).records.values()
+                yield [
+                    record
+                    for record in records
+                    if keys.holds(record.key.message_id) and wanted.holds(record)
+                ]
 
     def tallies(
         self,
@@ -284,14 +285,8 @@ class RedisStore(Store):
         clock = "" if now is None else str(now)
         return self._server.run(script, self._prefix, clock, json.dumps(asked), lost=lost)
 
-    def _wanted_keys(self, wanted: Wanted) -> Iterator[Collection[Key]]:
-        """The keys of the records that may be wanted, page by page."""
-        consumers: Collection[str | None] = [None] if wanted.consumers is None else wanted.consumers
-        for consumer in consumers:
-            yield from self._all_keys(consumer)
-
     def _all_keys(self, consumer: str | None) -> Iterator[Collection[Key]]:
-        """The keys of all records, or of those of one consumer."""
+        """The keys of all records, or of those of one consumer, page by page."""
         start = f"{self._prefix}:"
         # A key that does not begin with a number is not a record's.
         of_consumer = (

@@ -1,7 +1,6 @@
 """The connection to one Redis: its pool, scripts, retries, and errors in the ledger's terms."""
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -12,6 +11,7 @@ from redis import ConnectionPool, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from oncely._util.forking import afresh_in_children
 from oncely.core.errors import StoreError, StoreUnavailable, mask_passwords
 from oncely.stores.retrying import TryAgain, patiently
 
@@ -55,7 +55,8 @@ class RedisServer:
 
     def __init__(self, url: str) -> None:
         self._url = _without_ours(url)
-        self._pool, self._pid = self._new_pool(), os.getpid()
+        self.start_afresh()
+        afresh_in_children(self)
         settings = self._pool.connection_kwargs
         # Only checks the settings: it does not connect yet.
         self._pool.connection_class(**settings)
@@ -87,17 +88,13 @@ class RedisServer:
 
     def close(self) -> None:
         """Give back the connections that are not in use."""
-        self._own_pool().disconnect(inuse_connections=False)
+        self._pool.disconnect(inuse_connections=False)
 
-    def _own_pool(self) -> ConnectionPool:
+    def start_afresh(self) -> None:
+        """Leave connections to the parent: called in a forked child."""
         # redis-py, too, gives a child its own connections, but takes a lock for that, which another
         # thread of the parent may have held at the moment of the fork.
-        if self._pid != os.getpid():
-            self._pool, self._pid = self._new_pool(), os.getpid()
-        return self._pool
-
-    def _new_pool(self) -> ConnectionPool:
-        return ConnectionPool.from_url(
+        self._pool = ConnectionPool.from_url(
             self._url,
             host="localhost",
             port=6379,
@@ -112,7 +109,7 @@ class RedisServer:
         )
 
     def _try(self, exchange: Callable[[Any], Any], lost: type[Exception]) -> Any:
-        pool = self._own_pool()
+        pool = self._pool
         try:
             connection: Any = pool.get_connection()
         except exceptions.RedisError as error:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -472,20 +471,6 @@ class Store(Records, Operations, Protocol):
 
     def wait_for_messages(self, timeout_s: float) -> None:
         """Return as soon as new messages may be there, at the latest after `timeout_s`."""
-
-    def bind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
-        """Keep these bindings of queues, where `bindings` does not answer None; one that is there
-        already is not an error.
-        """
-        return  # Without a statement, mypy takes the method for one that has to be implemented.
-
-    def unbind(self, bindings: Collection[Binding]) -> None:  # noqa: ARG002
-        """Remove these; one that is gone already is not an error."""
-        return
-
-    def bindings(self, queue: str | None = None) -> Sequence[Binding] | None:  # noqa: ARG002
-        """The bindings that were kept, of one queue or of all; None where the store keeps none."""
-        return None
 
     # ---- All records ---------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from itertools import product
 
 import pytest
 
-from oncely.core.binding import Binding
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
@@ -201,35 +200,6 @@ class TransportConformance(DeliveryConformance):
         assert types == [("1", "order.placed"), ("2", "own")]
         assert ids_of(received(transport, 3, queue="another")) == ["1", "2", "3"]
         assert nothing_comes(transport)
-
-    def test_unsubscribe(self, connect: Connect) -> None:
-        """Nothing more comes into a queue by what it has unsubscribed; all else does, and what was
-        there stays. What was never subscribed, or is so no more, can be unsubscribed.
-        """
-        transport, other = connect(), connect()
-        transport.subscribe(QUEUE, ["order.placed", "order.*"])
-        transport.subscribe("another", ["order.placed"])
-        other.publish("events:order.placed", [Message("1")])
-        exchange = transport.features.exchange
-        gone = [Binding(QUEUE, exchange, topic) for topic in ("order.*", "never")]
-        missing = Binding("missing", exchange, "order.*")
-        for _ in range(2):
-            transport.unsubscribe([*gone, missing, Binding(QUEUE, exchange, "order.placed")])
-        transport.subscribe(QUEUE, ["order.changed"])
-        other.publish("events:order.placed", [Message("2")])
-        other.publish("events:order.changed", [Message("3")])
-        assert ids_of(received(transport, 2)) == ["1", "3"]
-        assert ids_of(received(transport, 2, queue="another")) == ["1", "2"]
-
-    def test_bindings(self, connect: Connect) -> None:
-        """What a queue has subscribed to is told, unless there is an exchange, which does not."""
-        transport = connect()
-        transport.subscribe(QUEUE, ["order.placed", "order.*"])
-        transport.subscribe("another", ["#"])
-        transport.unsubscribe([Binding(QUEUE, transport.features.exchange, "order.placed")])
-        found = connect().bindings(QUEUE)
-        expected = [Binding(QUEUE, pattern="order.*")]
-        assert found == (None if transport.features.exchange else expected)
 
     def test_leads_nowhere(self, transport: Transport) -> None:
         """A message that no queue takes is refused with its destination, and delays no other."""

@@ -2,14 +2,13 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
-from oncely.core.binding import Binding
 from oncely.core.destination import (
     Destination,
     EventsOf,
@@ -192,21 +191,7 @@ class StoreTransport:
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - what is held has its own time here.
         with self._calling():
             self._make(queue)
-            self._store.bind([Binding(queue, pattern=type_) for type_ in types])
-
-    def unsubscribe(self, bindings: Collection[Binding]) -> None:
-        with self._calling():
-            self._ready()
-            self._store.unbind(bindings)
-
-    def bindings(self, queue: str) -> Sequence[Binding]:
-        with self._calling():
-            self._ready()
-            return [each for each in self._own(queue) if each.pattern]
-
-    def _own(self, queue: str | None = None) -> Sequence[Binding]:
-        # A ledger may also store the bindings of a broker's queues.
-        return [each for each in self._store.bindings(queue) if not each.exchange]
+            self._store.bind(queue, types)
 
     def _queues_of(self, target: Destination, *, create: bool) -> Sequence[str]:
         match target:
@@ -216,8 +201,8 @@ class StoreTransport:
             case QueueNamed(name):
                 return [name] if self._is_there(name) else []
             case EventsOf(type_):
-                found = (each for each in self._own() if each.pattern)
-                return sorted({each.queue for each in found if takes(each.pattern, type_)})
+                bindings = self._store.bindings()
+                return sorted({name for name, topic in bindings if topic and takes(topic, type_)})
         return []
 
     def is_drained(self, queue: str) -> bool:
@@ -255,11 +240,11 @@ class StoreTransport:
     def _make(self, queue: str) -> None:
         if not self._is_there(queue):
             queue_named(queue)
-            self._store.bind([Binding(queue)])
+            self._store.bind(queue, [""])
             self._made.add(queue)
 
     def _is_there(self, queue: str) -> bool:
-        if queue not in self._made and self._own(queue):
+        if queue not in self._made and self._store.bindings(queue):
             self._made.add(queue)
         return queue in self._made
 

@@ -1,11 +1,10 @@
 """The Transport protocol: what consumers and relays need of a broker."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from oncely._util.event_log import EventLog
-from oncely.core.binding import Binding
 from oncely.core.destination import Destination, EventsOf
 from oncely.core.errors import MessageError
 from oncely.core.message import Message, check_message
@@ -45,9 +44,6 @@ class Features(NamedTuple):
     visibility_s: float | None
     """A delivery that is not acknowledged for so long is redelivered; None: only when its
     receiver's connection is lost."""
-    exchange: str = ""
-    """The topic exchange of events, of a broker that cannot list bindings; empty if
-    `Transport.bindings` lists them."""
 
 
 class Limits(NamedTuple):
@@ -105,14 +101,6 @@ class Transport(Protocol):
         topics: `*` is one word between dots, `#` any number of words. A receiver that is `alone`
         waits some seconds, if necessary, for the unacknowledged messages of one that is gone.
         """
-
-    def unsubscribe(self, bindings: Collection[Binding]) -> None:
-        """Remove these bindings; messages in the queues stay there. A binding that does not exist
-        is not an error.
-        """
-
-    def bindings(self, queue: str) -> Sequence[Binding] | None:
-        """The bindings of a queue; None if the broker cannot list them."""
 
     def is_drained(self, queue: str) -> bool:
         """Whether no message is waiting, or received and not acknowledged.

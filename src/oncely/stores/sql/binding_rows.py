@@ -1,36 +1,24 @@
-"""Bindings of queues: the statements that are the same on all databases."""
+"""Queues and the topics that each is bound to: statements that are the same on all databases."""
 
 from collections.abc import Collection
 
-from oncely.core.binding import Binding
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import SqlConnection
 
 
-def bind(at: ConnectedTables[SqlConnection], bindings: Collection[Binding]) -> None:
-    """Keep these; a binding that is there already is not an error."""
+def bind(at: ConnectedTables[SqlConnection], queue: str, topics: Collection[str]) -> None:
+    """Let events of these topics into the queue; the topic "" only says that it is there."""
     insert = at.dialect.insert_absent.format(
-        f"{at.dialect.bindings_name} (queue, exchange, pattern)"
-        " VALUES (%(queue)s, %(exchange)s, %(pattern)s)"
+        f"{at.dialect.bindings_name} (queue, exchange, pattern) VALUES (%(queue)s, '', %(topic)s)"
     )
     # Always in the same order, so that no two writers deadlock.
-    for binding in sorted(set(bindings)):
-        at.run(insert, binding._asdict())
+    for topic in sorted(set(topics)):
+        at.run(insert, {"queue": queue, "topic": topic})
 
 
-def unbind(at: ConnectedTables[SqlConnection], bindings: Collection[Binding]) -> None:
-    """Remove these; a binding that is gone already is not an error."""
-    delete = (
-        f"DELETE FROM {at.dialect.bindings_name}"
-        " WHERE queue = %(queue)s AND exchange = %(exchange)s AND pattern = %(pattern)s"
-    )
-    for binding in sorted(set(bindings)):
-        at.run(delete, binding._asdict())
-
-
-def bindings(at: ConnectedTables[SqlConnection], queue: str | None = None) -> list[Binding]:
+def bindings(at: ConnectedTables[SqlConnection], queue: str | None = None) -> list[tuple[str, str]]:
     """The bindings of one queue, or of all, sorted."""
     these = "" if queue is None else " WHERE queue = %(queue)s"
-    statement = f"SELECT queue, exchange, pattern FROM {at.dialect.bindings_name}{these}"
+    statement = f"SELECT queue, pattern FROM {at.dialect.bindings_name}{these}"
     values = {} if queue is None else {"queue": queue}
-    return sorted(Binding(*row) for row in at.run(statement, values).fetchall())
+    return sorted((row[0], row[1]) for row in at.run(statement, values).fetchall())

@@ -83,7 +83,9 @@ def note_counts(
     at.link.execute(counts.where(table.c.id == id_))
 
 
-def audit(at: ConnectedTables[Connection], limit: int, before: int | None) -> list[AuditEntry]:
+def audit(
+    at: ConnectedTables[Connection], limit: int, before: int | None = None
+) -> list[AuditEntry]:
     """As the Store protocol says."""
     table = at.dialect.tables.audit
     chosen = _of(table, AuditEntry).order_by(table.c.id.desc()).limit(limit)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -12,8 +12,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
-from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.core.binding import Binding
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -45,25 +43,47 @@ from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_transaction import SqlTransaction
 from oncely.stores.sql.table import tables
 from oncely.stores.store import (
-    Backlog,
     CallersTransaction,
     Change,
     Clock,
     Horizons,
     KeyRange,
-    Listing,
     Loaded,
-    Look,
     Query,
     Records,
     Tally,
     Transaction,
     Wanted,
-    Window,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item", Record, Pair)
+
+
+def _reading(
+    work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+) -> Callable[Concatenate["SqlStore", P], T]:
+    """A call of the store: that work, which may be repeated."""
+
+    @wraps(work)
+    def call(store: "SqlStore", /, *args: P.args, **options: P.kwargs) -> T:
+        return store._read(lambda at: work(at, *args, **options))
+
+    return call
+
+
+def _changing(
+    work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+) -> Callable[Concatenate["SqlStore", P], T]:
+    """The same in a transaction. Doing it twice does no harm."""
+
+    @wraps(work)
+    def change(at: ConnectedTables[Connection], /, *args: P.args, **options: P.kwargs) -> T:
+        with at.dialect.transaction(at.link):
+            return work(at, *args, **options)
+
+    return _reading(change)
 
 
 class SqlStore:
@@ -127,17 +147,10 @@ class SqlStore:
         other._engine = self._engine_beside
         return other
 
-    def scan(self, query: Query) -> Sequence[Record]:
-        return self._read(lambda at: reading.longest_unseen(at, query))
-
-    def of_message(self, message_id: str) -> Sequence[Record]:
-        return self._read(lambda at: reading.of_message(at, message_id))
-
-    def window(self, look: Look) -> Window:
-        return self._read(lambda at: windows.window(at, look))
-
-    def key_ranges(self, number: int) -> Sequence[KeyRange]:
-        return self._read(lambda at: reading.key_ranges(at, number))
+    scan = _reading(reading.longest_unseen)
+    of_message = _reading(reading.of_message)
+    window = _reading(windows.window)
+    key_ranges = _reading(reading.key_ranges)
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         condition = reading.wanted_of(self._dialect, keys, wanted)
@@ -168,17 +181,12 @@ class SqlStore:
 
     # ---- Consumers -----------------------------------------------------------------------------
 
-    def horizons(self, consumers_: Collection[str]) -> Horizons:
-        return self._read(lambda at: consumers.horizons(at, consumers_))
+    horizons = _reading(consumers.horizons)
+    keep_retention = _changing(consumers.keep_retention)
+    retentions = _reading(consumers.retentions)
 
     def forget_until(self, horizons: Horizons) -> None:
         self.transaction(lambda transaction: transaction.forget_until(horizons))
-
-    def keep_retention(self, consumer: str, retention_s: float) -> None:
-        self._change(lambda at: consumers.keep_retention(at, consumer, retention_s))
-
-    def retentions(self) -> Mapping[str, float]:
-        return self._read(consumers.retentions)
 
     # ---- Transactions --------------------------------------------------------------------------
 
@@ -226,14 +234,10 @@ class SqlStore:
 
     # ---- Messages that wait --------------------------------------------------------------------
 
-    def backlogs(self) -> Mapping[str, Backlog]:
-        return self._read(rows.backlogs)
-
-    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
-        return self._read(lambda at: rows.listed(at, listing))
-
-    def free_in_s(self, queue: str) -> float | None:
-        return self._read(lambda at: rows.free_in_s(at, queue))
+    backlogs = _reading(rows.backlogs)
+    listed = _reading(rows.listed)
+    free_in_s = _reading(rows.free_in_s)
+    _newest = _reading(rows.newest)
 
     def wait_for_messages(self, timeout_s: float) -> None:
         self._poll.wait(timeout_s)
@@ -252,51 +256,23 @@ class SqlStore:
         waiting = WaitingMessage.queued(queue, messages, names)
         self.transaction(lambda transaction: transaction.keep(waiting))
 
-    def bind(self, bindings: Collection[Binding]) -> None:
-        self._change(lambda at: queues.bind(at, bindings))
-
-    def unbind(self, bindings: Collection[Binding]) -> None:
-        self._change(lambda at: queues.unbind(at, bindings))
-
-    def bindings(self, queue: str | None = None) -> Sequence[Binding]:
-        return self._read(lambda at: queues.bindings(at, queue))
-
-    def _newest(self) -> int:
-        return self._read(rows.newest)
+    bind = _changing(queues.bind)
+    bindings = _reading(queues.bindings)
 
     # ---- For operators -------------------------------------------------------------------------
 
     keeps_operations = True
 
-    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> None:
-        self._change(lambda at: operations.keep_worker(at, worker, activity))
-
-    def forget_worker(self, id_: str) -> None:
-        self._change(lambda at: operations.forget_worker(at, id_))
-
-    def workers(self) -> Sequence[Worker]:
-        return self._read(operations.workers)
-
-    def activity(self, since: float) -> Sequence[Activity]:
-        return self._read(lambda at: operations.activity(at, since))
-
-    def keep_run(self, run: Run) -> None:
-        self._change(lambda at: operations.keep_run(at, run))
-
-    def runs(self, limit: int) -> Sequence[Run]:
-        return self._read(lambda at: operations.runs(at, limit))
-
-    def note(self, entry: AuditEntry) -> int:
-        return self._change(lambda at: operations.note(at, entry))
-
-    def note_counts(self, id_: int, changed: int, refused: int | None) -> None:
-        self._change(lambda at: operations.note_counts(at, id_, changed, refused))
-
-    def audit(self, limit: int, before: int | None = None) -> Sequence[AuditEntry]:
-        return self._read(lambda at: operations.audit(at, limit, before))
-
-    def purge_operations(self, older_than_s: float) -> int:
-        return self._change(lambda at: operations.purge(at, older_than_s))
+    keep_worker = _changing(operations.keep_worker)
+    forget_worker = _changing(operations.forget_worker)
+    workers = _reading(operations.workers)
+    activity = _reading(operations.activity)
+    keep_run = _changing(operations.keep_run)
+    runs = _reading(operations.runs)
+    note = _changing(operations.note)
+    note_counts = _changing(operations.note_counts)
+    audit = _reading(operations.audit)
+    purge_operations = _changing(operations.purge)
 
     # ---- Schema --------------------------------------------------------------------------------
 
@@ -344,15 +320,6 @@ class SqlStore:
     def _read(self, work: Callable[[ConnectedTables[Connection]], T]) -> T:
         """Work that may be repeated when nobody knows whether it was done."""
         return patiently(lambda: self._once(work, self._dialect, lost=TryAgain))
-
-    def _change(self, work: Callable[[ConnectedTables[Connection]], T]) -> T:
-        """The same in a transaction. Doing it twice does no harm."""
-
-        def change(at: ConnectedTables[Connection]) -> T:
-            with at.dialect.transaction(at.link):
-                return work(at)
-
-        return self._read(change)
 
     def _write(self, *parts: "tuple[Sequence[Any], _Write[Any]]") -> set[Key]:
         """The keys that are written by work that must not be repeated: raises ReplyLost where it

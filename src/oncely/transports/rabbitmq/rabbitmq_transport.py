@@ -1,13 +1,12 @@
 """A RabbitMQ broker as a Transport."""
 
-import os
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
-from oncely.core.binding import Binding
+from oncely._util.forking import afresh_in_children
 from oncely.core.destination import Destination, EventsOf, ExchangeNamed, QueueNamed, destination_of
 from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
 from oncely.core.message import Message
@@ -17,7 +16,7 @@ from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.messages import content_of
 from oncely.transports.rabbitmq.publishing import NOT_STORED, Route
 from oncely.transports.rabbitmq.session import Session
-from oncely.transports.rabbitmq.topology import make_queue, subscribe, unbind
+from oncely.transports.rabbitmq.topology import make_queue, subscribe
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 from oncely.transports.transport import Delivery, Features, log_late, log_rejected, refusals, typed
 
@@ -34,16 +33,20 @@ class RabbitmqTransport:
             counts_deliveries=settings.counts_deliveries,
             max_bytes=settings.max_bytes,
             visibility_s=None,
-            exchange=settings.exchange,
         )
         self._parameters = parameters
         self._settings = settings
         self._alone: set[str] = set()
-        self._session = Session(parameters, settings, self._alone)
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Leave the connections, and the deliveries, to the parent: called in a forked child."""
+        self._session = Session(self._parameters, self._settings, self._alone)
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
         until = monotonic() + wait_s
-        session = self._own()
+        session = self._session
         while not session.closed.is_set():
             try:
                 taken = session.intake(queue, until).take(max_messages, until)
@@ -59,7 +62,7 @@ class RabbitmqTransport:
         return []
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
-        session = self._own()
+        session = self._session
         log_rejected(verdicts)
         late = 0
         failure: Lost | None = None
@@ -92,7 +95,7 @@ class RabbitmqTransport:
                 refused[index] = str(error)
         if contents:
             route = self._route(target, create=create)
-            by_broker = self._own().publishing.publish(route, list(contents.values()))
+            by_broker = self._session.publishing.publish(route, list(contents.values()))
             indexes = list(contents)
             passing = {indexes[n] for n, why in by_broker.items() if why == NOT_STORED}
             refused |= {indexes[n]: f"{destination!r}: {why}" for n, why in by_broker.items()}
@@ -101,31 +104,17 @@ class RabbitmqTransport:
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:
         self._alone |= {queue} if alone else set()
-        line = self._own().consuming.line()
+        line = self._session.consuming.line()
         make_queue(line, queue, self._settings.queue_type)
         subscribe(line, queue, self._settings.exchange, types)
 
-    def unsubscribe(self, bindings: Collection[Binding]) -> None:
-        line = self._own().consuming.line()
-        for binding in bindings:
-            unbind(line, binding)
-
-    def bindings(self, queue: str) -> None:  # noqa: ARG002 - AMQP has no method to list bindings.
-        return None
-
     def is_drained(self, queue: str) -> bool:
-        return self._own().intake(queue).is_drained()
+        return self._session.intake(queue).is_drained()
 
     def close(self) -> None:
-        session = self._own()
-        self._session = Session(self._parameters, self._settings, self._alone)
+        session = self._session
+        self.start_afresh()
         session.close()
-
-    def _own(self) -> Session:
-        if self._session.pid != os.getpid():
-            # A forked child: the connections, and the deliveries, are the parent's.
-            self._session = Session(self._parameters, self._settings, self._alone)
-        return self._session
 
     def _route(self, target: Destination, *, create: bool) -> Route:
         match target:

@@ -1,6 +1,5 @@
 """The two connections of a transport, and the queues that it consumes through one of them."""
 
-import os
 import threading
 from collections.abc import Set
 
@@ -21,7 +20,6 @@ class Session:
     """The connections of one process, until they are closed."""
 
     def __init__(self, parameters: Parameters, settings: RabbitSettings, alone: Set[str]) -> None:
-        self.pid = os.getpid()
         self.consuming = Reach(parameters)
         """The connection for receiving, which does not depend on publishing."""
         self.publishing = Publishing(parameters, settings.confirm_timeout_s, settings.queue_type)

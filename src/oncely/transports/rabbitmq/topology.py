@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from oncely.core.binding import Binding
 from oncely.core.errors import BrokerRefused
 from oncely.transports.rabbitmq.connection import Channel, ChannelLost, Line
 from oncely.transports.transport import dead_of
@@ -53,15 +52,6 @@ def subscribe(line: Line, queue: str, exchange: str, types: Sequence[str]) -> No
         channel.call(channel.raw.exchange_declare, exchange, "topic", durable=True)
         for type_ in types:
             channel.call(channel.raw.queue_bind, queue, exchange, routing_key=type_)
-
-
-def unbind(line: Line, binding: Binding) -> None:
-    """Remove a binding. The broker reports success if the binding, its queue or its exchange is
-    gone.
-    """
-    queue, exchange, type_ = binding
-    with _channel(line) as channel:
-        channel.call(channel.raw.queue_unbind, queue, exchange, type_)
 
 
 def check_exchange(line: Line, name: str) -> None:
