@@ -176,15 +176,11 @@ def ledger(command: Command) -> Command:
 
 
 def _note(why: str | None, by: str | None) -> Note:
-    return Note(by=by or _login_name(), why=why or "")
-
-
-def _login_name() -> str:
     try:
-        return getpass.getuser()
+        return Note(by=by or getpass.getuser(), why=why or "")
     except (KeyError, OSError):
         # A container may run under a user id that has no name.
-        return str(os.getuid())
+        return Note(by=str(os.getuid()), why=why or "")
 
 
 note = bundle(

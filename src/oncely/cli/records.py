@@ -33,7 +33,6 @@ from oncely.core.state_words import IN_DOUBT, STATES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely.core.waiting import WaitingMessage
     from oncely.ledger import Ledger
 
 _NAMED = 5
@@ -132,10 +131,19 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
     put(fields_table(_fields(record, now)))
     if details.deferred:
         print()
-        put(_waiting_table(details.deferred), last_gives_way=True)
+        columns = (folded("waits to be sent"), folded("to"), aligned("attempts"), "error")
+        rows = (
+            (each.id, each.destination, each.attempts, cut(each.error or ""))
+            for each in details.deferred
+        )
+        put(table_of(columns, rows), last_gives_way=True)
     if details.steps:
         print()
-        put(_steps_table(details.steps), last_gives_way=True)
+        results = (
+            (name, cut(json.dumps(result, ensure_ascii=False)))
+            for name, result in details.steps.items()
+        )
+        put(table_of((folded("finished step"), "result"), results), last_gives_way=True)
     lines = [*_waiting_lines(details, now)]
     if lines:
         print("", *lines, sep="\n")
@@ -191,18 +199,6 @@ def _records_table(records: Sequence[Record], now: float) -> "Table":
 def _state(record: Record, now: float) -> Cell:
     word = ops.word_for(record, now)
     return loud(word, word)
-
-
-def _waiting_table(deferred: Sequence["WaitingMessage"]) -> "Table":
-    return table_of(
-        (folded("waits to be sent"), folded("to"), aligned("attempts"), "error"),
-        ((each.id, each.destination, each.attempts, cut(each.error or "")) for each in deferred),
-    )
-
-
-def _steps_table(steps: Mapping[str, Any]) -> "Table":
-    rows = ((name, cut(json.dumps(result, ensure_ascii=False))) for name, result in steps.items())
-    return table_of((folded("finished step"), "result"), rows)
 
 
 def _story_table(story: "ops.Story", now: float) -> "Table":
