@@ -129,9 +129,12 @@ class _Monitor:
     def collect(self) -> "Collection[Metric]":
         """All metrics, as prometheus_client takes them."""
         from prometheus_client import REGISTRY
+        from prometheus_client.multiprocess import MultiProcessCollector
 
         # First the workers': this process itself has counted nothing of what its workers count.
-        counted = [] if self._folder is None else _counted_in(Path(self._folder))
+        folder = None if self._folder is None else Path(self._folder)
+        files = [str(each) for each in folder.glob("*.db") if _has_begun(each)] if folder else []
+        counted = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
         gauges = [] if self._gauges is None else self._gauges.collect()
         of_names: dict[str, Metric] = {}
         for metric in chain(counted, REGISTRY.collect(), gauges):
@@ -177,14 +180,6 @@ def _named(name: str, text: str) -> str:
 
 def _told(wrong: list[str], right: str) -> tuple[int, str]:
     return 503 if wrong else 200, "\n".join(wrong or [right]) + "\n"
-
-
-def _counted_in(folder: Path) -> "Iterator[Metric]":
-    """The metrics of the processes that keep them in this folder."""
-    from prometheus_client.multiprocess import MultiProcessCollector
-
-    files = [str(file) for file in folder.glob("*.db") if _has_begun(file)]
-    yield from MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
 
 
 def _has_begun(file: Path) -> bool:

@@ -148,22 +148,20 @@ class Webhook:
         content = body if json is None else json
         message_id = check_id(self._message_id(headers, content))
         kept = {name: value for name, value in headers.items() if name not in _KEPT_APART}
+        try:
+            message_type = self._verifier.message_type(headers, content)
+        except MessageError:
+            message_type = None  # The body is not JSON: the type is not needed here.
         return check_message(
             Message(
                 message_id,
                 content,
-                type=self._type(headers, content),
+                type=message_type or "",
                 headers=kept,
                 source=self._verifier.sender,
                 content_type=headers.get("content-type", "") if json is None else _JSON,
             )
         )
-
-    def _type(self, headers: Mapping[str, str], body: bytes) -> str:
-        try:
-            return self._verifier.message_type(headers, body) or ""
-        except MessageError:
-            return ""  # The body is not JSON: the type is not needed here.
 
     def _refused(self, status: int, reason: str) -> HttpAnswer:
         facts = {"queue": self._queue, "status": status, "reason": reason}

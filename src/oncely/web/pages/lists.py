@@ -114,20 +114,15 @@ def runs(visit: Visit) -> Response:
 
 def audit(visit: Visit) -> Response:
     """What people changed last, and before an entry."""
-    before = _number(visit.query("before"))
-    shown = contents.audit(visit.ledger, before, visit.ledger.now())
-    own = "" if before is None else f" --before {before}"
+    before = visit.query("before")
+    if before is not None and (not before.isascii() or not before.isdigit() or len(before) > 18):
+        raise ConfigError(f"before: {before!r} is not the number of an entry")
+    number = None if before is None else int(before)
+    shown = contents.audit(visit.ledger, number, visit.ledger.now())
+    own = "" if number is None else f" --before {number}"
     return visit.page(
         "audit.html",
         **shown,
         older=visit.link("/audit", before=shown["entries"][-1].id) if shown["more"] else None,
         command=f"oncely audit{own} --json",
     )
-
-
-def _number(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise ConfigError(f"before: {text!r} is not the number of an entry")
-    return int(text)

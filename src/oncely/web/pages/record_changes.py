@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from oncely import ops
 from oncely.core.errors import RefusedError, StoreError, mask_passwords
-from oncely.core.record import Key, Record
+from oncely.core.record import Record
 from oncely.web.decisions import RECORDS, OperatorDecision
 from oncely.web.marks import read_record_mark, record_mark
-from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject
+from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named
 from oncely.web.visit import MOST, Visit
 
 _PROBING_S = 30.0
@@ -32,7 +32,7 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
         return _probed(visit, records, changed_before)
     changed = decided.apply(visit.ledger, records, by=visit.by, why=visit.field("why"))
     refused = [*changed_before, *(refusal.reason for refusal in changed.refused)]
-    return Outcome([*map(_named, changed.done)], refused, changed.audit_error)
+    return Outcome([*map(named, changed.done)], refused, changed.audit_error)
 
 
 def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
@@ -46,7 +46,7 @@ def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) ->
             told = _Told("not asked, as the others took too long: choose it again")
         else:
             told = _probed_one(visit, record)
-        (done if told.is_decided else refused).append(f"{_named(record.key)}: {told.text}")
+        (done if told.is_decided else refused).append(f"{named(record.key)}: {told.text}")
         audit_error = audit_error or told.audit_error
     return Outcome(done, refused, audit_error)
 
@@ -71,7 +71,7 @@ def _choose(visit: Visit) -> Chosen:
     records, left_out = _every(visit) if visit.sent("every") else _unchanged(visit)
     now = visit.ledger.now()
     subjects = [
-        Subject(each.key, record_mark(each), f"{_named(each.key)}: {ops.word_for(each, now)}")
+        Subject(each.key, record_mark(each), f"{named(each.key)}: {ops.word_for(each, now)}")
         for each in records
     ]
     return Chosen(subjects, left_out)
@@ -92,12 +92,8 @@ def _unchanged(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
     unchanged = {key: each for key, each in found.items() if each.version == shown[key]}
     return (
         [unchanged[key] for key in shown if key in unchanged],
-        [f"{_named(key)}: {_FASTER}" for key in shown if key not in unchanged],
+        [f"{named(key)}: {_FASTER}" for key in shown if key not in unchanged],
     )
-
-
-def _named(key: Key) -> str:
-    return f"{key.message_id!r} ({key.consumer})"
 
 
 PAGES = DecisionPages(RECORDS, "/records/change", "/in-doubt", "record", _choose, _decide)
