@@ -175,6 +175,19 @@ def ledger(command: Command) -> Command:
     return bundled(command, json_output, _ledger_name)
 
 
+def open_ledger(command: Command) -> Command:
+    """As `ledger`, opened as `ledger` while the command runs."""
+
+    @wraps(command)
+    def run(at: LedgerName, **typed: Any) -> int | None:
+        from oncely.cli.opening import opened
+
+        with opened(at) as found:
+            return command(ledger=found, **typed)
+
+    return ledger(run)
+
+
 def _note(why: str | None, by: str | None) -> Note:
     try:
         return Note(by=by or getpass.getuser(), why=why or "")

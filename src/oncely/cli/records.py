@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName
 from oncely.cli.tables import (
     Cell,
     ago,
@@ -57,9 +55,9 @@ _NAMED = 5
 @options.option(
     "--after", "ID", "with --sort id: go on after this message id, where the list before has ended"
 )
-@options.ledger
+@options.open_ledger
 def list_records(
-    at: LedgerName,
+    ledger: "Ledger",
     filters: "ops.Selection",
     limit: int,
     sort: str,
@@ -71,28 +69,27 @@ def list_records(
     if sort != "id" and (begins is not None or after is not None):
         raise ConfigError("list: --id-begins and --after need --sort id")
     more: str | None = None
-    with opened(at) as ledger:
-        if sort == "id":
-            records, looked_at, end = ops.search(
-                ledger, filters, limit, begins=begins, after=after, within_s=math.inf
-            )
-            said: dict[str, Any] = {"more": end is not None, "looked_at": looked_at, "end": end}
-            if end is not None:
-                more = f"more records may match; go on with: --after={shlex.quote(end)}"
-        else:
-            records, has_more = ops.select(ledger, filters, limit, newest=sort == "newest")
-            said = {"more": has_more}
-            if has_more:
-                more = f"the first {limit:,}; more records match, see --limit"
-        now = ledger.now()
-        if as_json:
-            is_doubt = sort != "id" and filters.states == (IN_DOUBT,)
-            doubts = ops.doubts(ledger, records) if is_doubt else []
-            found = [each.as_dict(now) for each in doubts]
-            found = found or [ops.record_as_dict(each, now) for each in records]
-            put_json({"records": found, **said})
-        else:
-            put_found(_records_table(records, now), "no matching records", more)
+    if sort == "id":
+        records, looked_at, end = ops.search(
+            ledger, filters, limit, begins=begins, after=after, within_s=math.inf
+        )
+        said: dict[str, Any] = {"more": end is not None, "looked_at": looked_at, "end": end}
+        if end is not None:
+            more = f"more records may match; go on with: --after={shlex.quote(end)}"
+    else:
+        records, has_more = ops.select(ledger, filters, limit, newest=sort == "newest")
+        said = {"more": has_more}
+        if has_more:
+            more = f"the first {limit:,}; more records match, see --limit"
+    now = ledger.now()
+    if as_json:
+        is_doubt = sort != "id" and filters.states == (IN_DOUBT,)
+        doubts = ops.doubts(ledger, records) if is_doubt else []
+        found = [each.as_dict(now) for each in doubts]
+        found = found or [ops.record_as_dict(each, now) for each in records]
+        put_json({"records": found, **said})
+    else:
+        put_found(_records_table(records, now), "no matching records", more)
 
 
 @options.command("show", "oncely show order-17 --consumer billing")
@@ -101,14 +98,15 @@ def list_records(
 @options.flag(
     "--story", "and all that is known of it in the order of time, people's changes among it"
 )
-@options.ledger
-def show(at: LedgerName, message_id: str, consumer: str | None, story: bool, as_json: bool) -> None:
+@options.open_ledger
+def show(
+    ledger: "Ledger", message_id: str, consumer: str | None, story: bool, as_json: bool
+) -> None:
     """Show all fields of a message's record, of each consumer that has one."""
-    with opened(at) as ledger:
-        records = _records_of(ledger, message_id, consumer)
-        found = [(record, ops.details(ledger, record.key)) for record in records]
-        stories = [ops.story(ledger, record.key) for record in records if story]
-        now = ledger.now()
+    records = _records_of(ledger, message_id, consumer)
+    found = [(record, ops.details(ledger, record.key)) for record in records]
+    stories = [ops.story(ledger, record.key) for record in records if story]
+    now = ledger.now()
     if as_json:
         dicts = [
             ops.record_as_dict(record, now) | details.as_dict(now) for record, details in found
