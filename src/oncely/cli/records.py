@@ -150,8 +150,7 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
 def _waiting_lines(details: "ops.Details", now: float) -> Iterator[str]:
     """Where the message itself is kept, and what shows it."""
     if details.retry is not None:
-        due = details.retry.due or now
-        yield f"waits for a retry: {moment(due, now)}"
+        yield f"waits for a retry: {moment(details.retry.due or now, now)}"
     for letter in details.letters:
         yield shown(f"dead letter {letter.id}: {mask_passwords(letter.reason)}")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _ENDLESS = 100_000
 _FOLDED, _CUT = 8, 12
 """The least width of a column that is folded, and of one that gives way where that is enough."""
+_LONGEST = 200
 _LOUD: Mapping[str, str] = {
     "failed": "red",
     "exhausted": "red",
@@ -26,11 +27,6 @@ _LOUD: Mapping[str, str] = {
 
 Cell: TypeAlias = Union[str, int, "Text", None]
 """A text is printed as it is, and "-" where there is none; a number with its thousands."""
-
-
-def shortened(text: str, limit: int = 200) -> str:
-    """`text` in printable characters, at most `limit` of them."""
-    return shown(text if len(text) <= limit else f"{text[: limit - 1]}…")
 
 
 def new_table(*columns: "Column | str", show_header: bool = True) -> "Table":
@@ -139,7 +135,9 @@ def lines(text: str) -> "Text":
 
 def cut(text: str | None) -> "Text":
     """As `cell`, for text that may be long: in one line, cut if there is not enough room."""
-    return _text("-" if text is None else shortened(text), no_wrap=True, overflow="ellipsis")
+    if text is not None and len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 1]}…"
+    return _text("-" if text is None else shown(text), no_wrap=True, overflow="ellipsis")
 
 
 def _text(text: str, **how: Any) -> "Text":

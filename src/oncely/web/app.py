@@ -22,7 +22,6 @@ from oncely.core.errors import (
     StoreUnavailable,
     mask_passwords,
 )
-from oncely.core.message import Message
 from oncely.core.policy import Probe
 from oncely.ledger import Ledger
 from oncely.web.csrf import FormTokens
@@ -89,15 +88,11 @@ _STATUSES: Mapping[type[OncelyError], int] = {
 }
 
 
-def _as_it_is(message: Message) -> Message:
-    return message
-
-
 def dashboard(
     ledger: Ledger,
     *,
     auth: Auth | None = None,
-    mask: Mask = _as_it_is,
+    mask: Mask = lambda message: message,
     name: str = "",
     secret: str | None = None,
     hosts: Collection[str] | None = None,
