@@ -20,7 +20,7 @@ _ALIASES = ("ClaimOutcome", "WriteOutcome", "Probe", "Finding", "Duration", "Id"
 _GIVEN = frozenset(
     {
         *("AsyncInbox", "HttpRequest", "Inbox", "JoinedTransaction", "Ledger", "LedgerMailbox"),
-        *("Mailbox", "RequestState", "Webhook", "Work"),
+        *("Mailbox", "RequestState", "Work"),
     }
 )
 """Classes that users are given, and do not make: how is nothing to them."""

@@ -55,6 +55,22 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _EXACT = 100_000
 """Up to so many records a scrape counts; of more, it shows estimates of what is completed."""
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+_SET_ASIDE = "Deferred messages refused too often; they wait for people."
+_DEFERRED = (
+    ("oncely_deferred_waiting", "Deferred messages not sent yet.", "waiting"),
+    ("oncely_deferred_set_aside", _SET_ASIDE, "set_aside"),
+    ("oncely_deferred_lag_seconds", "How long the oldest that could be sent has waited.", "lag_s"),
+)
+"""Gauges, their texts, and the fields of a Backlog that they show."""
+_RETRIES = (
+    ("oncely_waiting", "Messages that wait to be tried again.", "waiting"),
+    ("oncely_waiting_lag_seconds", "How long the oldest of them has been due.", "lag_s"),
+    ("oncely_dead_letters", "Dead letters.", "set_aside"),
+)
+_QUEUES = (
+    ("oncely_queue_waiting", "Messages in a queue of the ledger.", "waiting"),
+    ("oncely_queue_lag_seconds", "How long the oldest that could be taken has waited.", "lag_s"),
+)
 
 
 def metrics_outage() -> Outage:
@@ -272,7 +288,13 @@ class LedgerGauges:
         if not self._ledger.can_defer:
             return []
         backlogs = self._ledger.mailbox.backlogs()
-        return [*_deferred(backlogs), *_retries(backlogs), *_queues(backlogs)]
+        nothing = Backlog(waiting=0, set_aside=0, lag_s=0.0)
+        deferred = [
+            GaugeMetricFamily(name, text, getattr(backlogs.get(OUTBOX, nothing), field))
+            for name, text, field in _DEFERRED
+        ]
+        retries = _by_name(_RETRIES, "consumer", consumer_of, backlogs)
+        return [*deferred, *retries, *_by_name(_QUEUES, "queue", name_of_queue, backlogs)]
 
     def _age_s(self, consumer: str, now: float) -> float:
         doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)
@@ -283,44 +305,16 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=labels)
 
 
-def _deferred(backlogs: Mapping[str, Backlog]) -> list[Metric]:
-    backlog = backlogs.get(OUTBOX, Backlog(waiting=0, set_aside=0, lag_s=0.0))
-    return [
-        GaugeMetricFamily(
-            "oncely_deferred_waiting", "Deferred messages not sent yet.", backlog.waiting
-        ),
-        GaugeMetricFamily(
-            "oncely_deferred_set_aside",
-            "Deferred messages refused too often; they wait for people.",
-            backlog.set_aside,
-        ),
-        GaugeMetricFamily(
-            "oncely_deferred_lag_seconds",
-            "For how long the oldest that could be sent has waited.",
-            backlog.lag_s,
-        ),
-    ]
-
-
-def _retries(backlogs: Mapping[str, Backlog]) -> list[Metric]:
-    waiting = _gauge("oncely_waiting", "Messages that wait to be tried again.", "consumer")
-    text = "For how long the oldest of them that is due has waited."
-    lag = _gauge("oncely_waiting_lag_seconds", text, "consumer")
-    dead = _gauge("oncely_dead_letters", "Dead letters.", "consumer")
-    for queue, backlog in backlogs.items():
-        if (consumer := consumer_of(queue)) is not None:
-            waiting.add_metric([consumer], backlog.waiting)
-            lag.add_metric([consumer], backlog.lag_s)
-            dead.add_metric([consumer], backlog.set_aside)
-    return [waiting, lag, dead]
-
-
-def _queues(backlogs: Mapping[str, Backlog]) -> list[Metric]:
-    waiting = _gauge("oncely_queue_waiting", "Messages in a queue of the ledger.", "queue")
-    text = "For how long the oldest that could be taken has waited."
-    lag = _gauge("oncely_queue_lag_seconds", text, "queue")
-    for queue, backlog in backlogs.items():
-        if (name := name_of_queue(queue)) is not None:
-            waiting.add_metric([name], backlog.waiting)
-            lag.add_metric([name], backlog.lag_s)
-    return [waiting, lag]
+def _by_name(
+    gauges: Sequence[tuple[str, str, str]],
+    label: str,
+    name_of: Callable[[str], str | None],
+    backlogs: Mapping[str, Backlog],
+) -> Iterator[Metric]:
+    """These gauges of the queues to which `name_of` gives a name."""
+    for gauge, text, field in gauges:
+        metric = _gauge(gauge, text, label)
+        for queue, backlog in backlogs.items():
+            if (name := name_of(queue)) is not None:
+                metric.add_metric([name], getattr(backlog, field))
+        yield metric

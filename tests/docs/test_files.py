@@ -78,10 +78,10 @@ def test_probes() -> None:
     probes = [*every("httpGet")]
     assert {probe["path"] for _, probe in probes} == {"/live", "/ready"}
     for name, probe in probes:
-        assert monitor.answer(probe["path"]).status == 200, name
+        assert monitor.answer(probe["path"])[0] == 200, name
         assert probe["port"] == "metrics"
     assert {path for _, path in every("path") if isinstance(path, str)} >= {"/metrics"}
-    assert monitor.answer("/health").status == 404
+    assert monitor.answer("/health")[0] == 404
     for name, containers in every("containers"):
         for each in containers:
             opened = typed(each["command"][1:]).params

@@ -1,8 +1,7 @@
-"""How the command writes times and what others have said."""
+"""How the command writes times."""
 
 import pytest
 
-from oncely.cli.tables import shortened
 from oncely.core.shown import moment, span
 
 
@@ -30,9 +29,3 @@ def test_moments() -> None:
     assert moment(1.0, 61.0) == "1970-01-01 00:00:01 UTC (1 min ago)"
     assert moment(60.0, 0.0) == "1970-01-01 00:01:00 UTC (in 1 min)"
     assert moment(1e15, 0.0).startswith("beyond the year 9999 (in ")
-
-
-def test_shortened() -> None:
-    """A long text is cut before it is written out."""
-    assert shortened("a\n" * 3, 4) == "a\\na…"
-    assert shortened("abcd", 4) == "abcd"

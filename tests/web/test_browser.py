@@ -94,6 +94,8 @@ def served(trouble: Trouble, auth: Any) -> Iterator[str]:
     config = uvicorn.Config(app, port=0, lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     listening = config.bind_socket()
+    # What the browser asks before the server runs waits for it, and is not refused.
+    listening.listen()
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:

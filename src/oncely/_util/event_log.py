@@ -29,7 +29,6 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
         error: Any = None,
         exc_info: Any = None,
         extra: Any = None,
-        stack_info: bool = False,
         stacklevel: int = 1,
         **_others: Any,
     ) -> None:
@@ -37,25 +36,20 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
             return
         if error is None and exc_info:
             error = exc_info if isinstance(exc_info, BaseException) else sys.exception()
-        values = {**({} if error is None else {"reason": _reason(error)}), **extra}
-        told = {name: _in_a_line(value) for name, value in values.items()}
+        values = dict(extra)
+        if error is not None:
+            # The text of an error: of others than oncely's own with its type, which may say more.
+            text = reason_of if isinstance(error, OncelyError) else describe
+            values = {"reason": text(error, _LONGEST), **values}
+        told = {
+            name: mask_passwords(shown(value)) if isinstance(value, str) else value
+            for name, value in values.items()
+        }
         self.logger.log(
             level,
             msg,
             told,
             exc_info=exc_info,
             extra=extra,
-            stack_info=stack_info,
             stacklevel=stacklevel + 1,
         )
-
-
-def _reason(error: BaseException | str) -> str:
-    """The text of an error: of others than oncely's own with its type, which may say more."""
-    if isinstance(error, OncelyError):
-        return reason_of(error, _LONGEST)
-    return describe(error, _LONGEST)
-
-
-def _in_a_line(value: object) -> object:
-    return mask_passwords(shown(value)) if isinstance(value, str) else value

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName
 from oncely.cli.tables import (
     Cell,
     ago,
@@ -26,15 +24,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from oncely.core.activity import AuditEntry, Run
+    from oncely.ledger import Ledger
 
 
 @options.command("activity", "oncely activity --json")
-@options.ledger
-def activity(at: LedgerName, as_json: bool) -> None:
+@options.open_ledger
+def activity(ledger: "Ledger", as_json: bool) -> None:
     """Show what came of the messages of each consumer in the last hour and day."""
-    with opened(at) as ledger:
-        ops.check_kept(ledger)
-        found = ops.activity(ledger)
+    ops.check_kept(ledger)
+    found = ops.activity(ledger)
     if as_json:
         put_json(found.as_dict())
     else:
@@ -43,12 +41,11 @@ def activity(at: LedgerName, as_json: bool) -> None:
 
 
 @options.command("workers", "oncely workers")
-@options.ledger
-def workers(at: LedgerName, as_json: bool) -> None:
+@options.open_ledger
+def workers(ledger: "Ledger", as_json: bool) -> None:
     """List the processes that work with the ledger, those that were killed among them."""
-    with opened(at) as ledger:
-        ops.check_kept(ledger)
-        found, now = ops.workers(ledger), ledger.now()
+    ops.check_kept(ledger)
+    found, now = ops.workers(ledger), ledger.now()
     if as_json:
         put_json({"workers": [each.as_dict() for each in found]})
     else:
@@ -57,12 +54,11 @@ def workers(at: LedgerName, as_json: bool) -> None:
 
 @options.command("runs", "oncely runs --limit 10")
 @options.limit(50)
-@options.ledger
-def runs(at: LedgerName, limit: int, as_json: bool) -> None:
+@options.open_ledger
+def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
     """List the runs on Spark, the newest first."""
-    with opened(at) as ledger:
-        ops.check_kept(ledger)
-        found, now = ops.runs(ledger, limit), ledger.now()
+    ops.check_kept(ledger)
+    found, now = ops.runs(ledger, limit), ledger.now()
     if as_json:
         put_json({"runs": [run._asdict() for run in found]})
     else:
@@ -72,12 +68,11 @@ def runs(at: LedgerName, limit: int, as_json: bool) -> None:
 @options.command("audit", "oncely audit --limit 20")
 @options.limit()
 @options.option("--before", values.NUMBER, "only entries numbered below this")
-@options.ledger
-def audit(at: LedgerName, limit: int, before: int | None, as_json: bool) -> None:
+@options.open_ledger
+def audit(ledger: "Ledger", limit: int, before: int | None, as_json: bool) -> None:
     """List what people have changed, the newest first."""
-    with opened(at) as ledger:
-        ops.check_kept(ledger)
-        found, now = ops.audit(ledger, limit, before), ledger.now()
+    ops.check_kept(ledger)
+    found, now = ops.audit(ledger, limit, before), ledger.now()
     if as_json:
         put_json({"audit": [entry._asdict() for entry in found]})
     else:

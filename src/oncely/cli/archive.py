@@ -1,13 +1,16 @@
 """`oncely archive`: moves old completed and failed records from the ledger to Parquet."""
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, Note, Past
+from oncely.cli.options import Note, Past
 from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
 from oncely.cli.terminal import put_json, tell_audit
+
+if TYPE_CHECKING:
+    from oncely.ledger import Ledger
 
 
 @options.command("archive", "oncely archive --to s3://bucket/ledger")
@@ -15,13 +18,13 @@ from oncely.cli.terminal import put_json, tell_audit
 @options.retention
 @options.option("--batch", values.NUMBER, "records held in memory at once", default=50_000)
 @options.note
-@options.ledger
-def archive(at: LedgerName, to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
+@options.open_ledger
+def archive(ledger: "Ledger", to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
     """Write records that were completed or failed long ago to Parquet, then remove them."""
     from oncely.archive.writing import Archived
     from oncely.archive.writing import archive as move
 
-    with opened(at) as ledger, Progress("reading the ledger") as progress:
+    with Progress("reading the ledger") as progress:
 
         def show(consumer: str, so_far: Archived) -> None:
             progress.show(f"archived {so_far.archived:,} of {consumer}  {progress.took_s:.0f} s")

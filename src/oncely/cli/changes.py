@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, Note
+from oncely.cli.options import Note
 from oncely.cli.progress import Progress
 from oncely.cli.records import one_record
 from oncely.cli.terminal import agreed, put_json, say, tell_audit
@@ -17,13 +16,14 @@ from oncely.core.state_words import RESETTABLE, STATES
 
 if TYPE_CHECKING:
     from oncely.core.record import Record
+    from oncely.ledger import Ledger
 
 _NAMED = 3
 
 
 def _one_record_options(command: options.Command) -> options.Command:
     return options.bundled(
-        command, options.message_id, options.consumer(), options.note, options.ledger
+        command, options.message_id, options.consumer(), options.note, options.open_ledger
     )
 
 
@@ -37,7 +37,7 @@ def _many_options(states: Sequence[str]) -> Callable[[options.Command], options.
         most,
         options.yes,
         options.note,
-        options.ledger,
+        options.open_ledger,
     )
 
 
@@ -65,7 +65,7 @@ def _change(
     change: "Callable[..., ops.Changed]",
     states: Sequence[str],
     *,
-    at: LedgerName,
+    ledger: "Ledger",
     message_id: str | None,
     filters: "ops.Selection",
     limit: int,
@@ -76,24 +76,23 @@ def _change(
     """Change records; return 1 if one is refused, or if the user answers no. `states` are those to
     look in where no --state is typed.
     """
-    with opened(at) as ledger:
-        _check_chosen(verb, message_id, filters)
-        if message_id is not None:
-            records: Sequence[Record] = [one_record(ledger, message_id, filters.consumer)]
-        else:
-            selection = replace(filters, states=filters.states or states)
-            selected = ops.select(ledger, selection, limit)
-            records = selected.records
-            if selected.more:
-                say(f"only the first {limit:,}; more records match, see --limit")
-        if not records:
-            say("no matching records")
-        if len(records) > 1 and not yes and not _agreed(verb, records):
-            if as_json:
-                put_json(_as_dict(ops.Changed([], [], "", ""), done))
-            return 1
-        with Progress() as progress:
-            changed = change(ledger, records, on_each=progress.counter(len(records)), **note)
+    _check_chosen(verb, message_id, filters)
+    if message_id is not None:
+        records: Sequence[Record] = [one_record(ledger, message_id, filters.consumer)]
+    else:
+        selection = replace(filters, states=filters.states or states)
+        selected = ops.select(ledger, selection, limit)
+        records = selected.records
+        if selected.more:
+            say(f"only the first {limit:,}; more records match, see --limit")
+    if not records:
+        say("no matching records")
+    if len(records) > 1 and not yes and not _agreed(verb, records):
+        if as_json:
+            put_json(_as_dict(ops.Changed([], [], "", ""), done))
+        return 1
+    with Progress() as progress:
+        changed = change(ledger, records, on_each=progress.counter(len(records)), **note)
     return _told(changed, done, as_json=as_json)
 
 
@@ -123,7 +122,7 @@ def _agreed(verb: str, records: "Sequence[Record]") -> bool:
 )
 @_one_record_options
 def settle(
-    at: LedgerName,
+    ledger: "Ledger",
     message_id: str,
     consumer: str | None,
     happened: bool,
@@ -138,12 +137,11 @@ def settle(
     if sum((happened, not_happened, probe is not None)) != 1:
         raise ConfigError("settle: add --happened, --not-happened or --probe, and one of them only")
     asked = None if probe is None else load_probe(probe)
-    with opened(at) as ledger:
-        record = one_record(ledger, message_id, consumer)
-        if asked is not None:
-            return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
-        decide = ops.happened if happened else ops.not_happened
-        changed = decide(ledger, [record], **note)
+    record = one_record(ledger, message_id, consumer)
+    if asked is not None:
+        return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
+    decide = ops.happened if happened else ops.not_happened
+    changed = decide(ledger, [record], **note)
     return _told(changed, "completed" if happened else "reset", as_json=as_json)
 
 
@@ -165,23 +163,21 @@ def _probed(found: "ops.Probed", *, as_json: bool) -> int:
 @options.command("run-now", "oncely run-now order-21 --why 'the bank is back'")
 @_one_record_options
 def run_now(
-    at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool
+    ledger: "Ledger", message_id: str, consumer: str | None, note: Note, as_json: bool
 ) -> int:
     """Let a message that waits for its retry be due at once."""
-    with opened(at) as ledger:
-        key = ops.waiting_key(ledger, message_id, consumer)
-        changed = ops.run_now(ledger, [key], **note)
-    return _told(changed, "due now", as_json=as_json)
+    key = ops.waiting_key(ledger, message_id, consumer)
+    return _told(ops.run_now(ledger, [key], **note), "due now", as_json=as_json)
 
 
 @options.command("cancel", "oncely cancel order-21 --why 'withdrawn'")
 @_one_record_options
-def cancel(at: LedgerName, message_id: str, consumer: str | None, note: Note, as_json: bool) -> int:
+def cancel(
+    ledger: "Ledger", message_id: str, consumer: str | None, note: Note, as_json: bool
+) -> int:
     """Make a dead letter of a message that waits for its retry."""
-    with opened(at) as ledger:
-        key = ops.waiting_key(ledger, message_id, consumer)
-        changed = ops.cancel(ledger, [key], **note)
-    return _told(changed, "cancelled", as_json=as_json)
+    key = ops.waiting_key(ledger, message_id, consumer)
+    return _told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
 
 
 def _told(changed: "ops.Changed", done: str, *, as_json: bool) -> int:

@@ -16,8 +16,7 @@ import click
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, Note
+from oncely.cli.options import Note
 from oncely.cli.progress import Progress
 from oncely.cli.tables import (
     Cell,
@@ -96,54 +95,47 @@ def dead() -> None:
     "which to list first; --limit leaves out the rest",
     default="oldest",
 )
-@options.ledger
+@options.open_ledger
 def list_letters(
-    at: LedgerName, consumer: str | None, limit: int, sort: str, as_json: bool
+    ledger: "Ledger", consumer: str | None, limit: int, sort: str, as_json: bool
 ) -> None:
     """List dead letters, the oldest or the newest first."""
-    with opened(at) as ledger:
-        newest = sort == "newest"
-        found = ops.dead_letters(ledger, consumer, limit, newest=newest, with_bodies=False)
-        now = ledger.now()
+    newest = sort == "newest"
+    found = ops.dead_letters(ledger, consumer, limit, newest=newest, with_bodies=False)
     if as_json:
         letters = [ops.letter_as_dict(letter) for letter in found.letters]
         put_json({"dead_letters": letters, "more": found.more})
     else:
-        put_found(
-            _letters_table(found.letters, now), "no dead letters", more_than(limit, more=found.more)
-        )
+        table = _letters_table(found.letters, ledger.now())
+        put_found(table, "no dead letters", more_than(limit, more=found.more))
 
 
 @options.command("groups", "oncely dead groups --consumer billing", dead)
 @options.consumer()
 @options.limit(options.MANY, "how many dead letters are looked at, at most")
-@options.ledger
-def list_groups(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> None:
+@options.open_ledger
+def list_groups(ledger: "Ledger", consumer: str | None, limit: int, as_json: bool) -> None:
     """Count dead letters by consumer and error, those that failed alike together."""
-    with opened(at) as ledger:
-        found = ops.letter_groups(ledger, consumer, limit)
-        now = ledger.now()
+    found = ops.letter_groups(ledger, consumer, limit)
     if as_json:
         groups = [asdict(group) for group in found.groups]
         put_json({"groups": groups, "looked_at": found.looked_at, "more": found.more})
     else:
         looked_at = f"of the first {found.looked_at:,}; there are more, see --limit"
         more = looked_at if found.more else None
-        put_found(_groups_table(found.groups, now), "no dead letters", more)
+        put_found(_groups_table(found.groups, ledger.now()), "no dead letters", more)
 
 
 @options.command("show", "oncely dead show 42", dead)
 @_letter_argument
-@options.ledger
-def show(at: LedgerName, number: int, as_json: bool) -> None:
+@options.open_ledger
+def show(ledger: "Ledger", number: int, as_json: bool) -> None:
     """Show a dead letter in full, with headers, body and error; passwords are masked."""
-    with opened(at) as ledger:
-        letter = ops.letter(ledger, number)
-        now = ledger.now()
+    letter = ops.letter(ledger, number)
     if as_json:
         put_json(ops.letter_as_dict(letter, is_whole=True))
     else:
-        put(fields_table(_fields(letter, now)))
+        put(fields_table(_fields(letter, ledger.now())))
 
 
 @options.command("export", "oncely dead export dead.jsonl --consumer billing", dead)
@@ -155,20 +147,19 @@ def show(at: LedgerName, number: int, as_json: bool) -> None:
 )
 @options.consumer()
 @_group_option
-@options.ledger
+@options.open_ledger
 def export(
-    at: LedgerName, file: str, consumer: str | None, group: str | None, as_json: bool
+    ledger: "Ledger", file: str, consumer: str | None, group: str | None, as_json: bool
 ) -> None:
     """Write dead letters to a file, one JSON object a line, as they came: passwords are not masked;
     the dead letters stay in the ledger.
     """
     count = 0
-    with opened(at) as ledger:
-        letters = ops.letters_to_export(ledger, consumer, group)
-        with _written(file) as to:
-            for count, letter in enumerate(letters, start=1):  # noqa: B007 - used below.
-                fields = ops.letter_as_dict(letter, is_whole=True, masked=False)
-                print(json.dumps(fields), file=to)
+    letters = ops.letters_to_export(ledger, consumer, group)
+    with _written(file) as to:
+        for count, letter in enumerate(letters, start=1):  # noqa: B007 - used below.
+            fields = ops.letter_as_dict(letter, is_whole=True, masked=False)
+            print(json.dumps(fields), file=to)
     if as_json and file != "-":
         put_json({"exported": count})
     else:
@@ -180,31 +171,31 @@ def export(
 )
 @_letters_options
 @options.note
-@options.ledger
-def retry(at: LedgerName, letters: _Letters, note: Note, as_json: bool) -> None:
+@options.open_ledger
+def retry(ledger: "Ledger", letters: _Letters, note: Note, as_json: bool) -> None:
     """Retry dead letters at once; their attempts are counted from zero."""
-    with opened(at) as ledger:
-        _retry(ledger, _chosen(ledger, letters, "retry"), note, as_json=as_json)
+    _retry(ledger, _chosen(ledger, letters, "retry"), note, as_json=as_json)
 
 
 @options.command("discard", "oncely dead discard 42 43 --why 'test messages'", dead)
 @_letters_options
 @options.yes
 @options.note
-@options.ledger
-def discard(at: LedgerName, letters: _Letters, yes: bool, note: Note, as_json: bool) -> int | None:
+@options.open_ledger
+def discard(
+    ledger: "Ledger", letters: _Letters, yes: bool, note: Note, as_json: bool
+) -> int | None:
     """Remove dead letters permanently; their records stay as they are."""
-    with opened(at) as ledger:
-        numbers = _chosen(ledger, letters, "discard")
-        what = f"discard {len(numbers):,} dead letters permanently"
-        if len(numbers) > 1 and not yes and not agreed(what):
-            if as_json:
-                nothing = ops.LettersChanged([], [], "", "")
-                tell_changed(nothing, "discarded", "dead letter", as_json=True)
-            return 1
-        with Progress() as progress:
-            count = progress.counter(len(numbers))
-            changed = ops.discard_letters(ledger, numbers, on_each=count, **note)
+    numbers = _chosen(ledger, letters, "discard")
+    what = f"discard {len(numbers):,} dead letters permanently"
+    if len(numbers) > 1 and not yes and not agreed(what):
+        if as_json:
+            nothing = ops.LettersChanged([], [], "", "")
+            tell_changed(nothing, "discarded", "dead letter", as_json=True)
+        return 1
+    with Progress() as progress:
+        count = progress.counter(len(numbers))
+        changed = ops.discard_letters(ledger, numbers, on_each=count, **note)
     tell_changed(changed, "discarded", "dead letter", as_json=as_json)
     return None
 
@@ -218,9 +209,9 @@ def discard(at: LedgerName, letters: _Letters, yes: bool, note: Note, as_json: b
 @options.option("--type", "TYPE", "the new type", "type_")
 @options.option("--id", values.MESSAGE_ID, "the message id, for a message that has none", "new_id")
 @options.note
-@options.ledger
+@options.open_ledger
 def edit(
-    at: LedgerName,
+    ledger: "Ledger",
     number: int,
     body: str | None,
     headers: tuple[tuple[str, str], ...],
@@ -232,23 +223,22 @@ def edit(
     """Retry a dead letter with other content: what the options name, or the body as you edit it in
     $EDITOR.
     """
-    with opened(at) as ledger:
-        message = ops.letter(ledger, number).message
-        if not message.id and new_id is None:
-            raise ConfigError("edit: the message has no id, which it needs; add --id ID")
-        typed = {"id": new_id, "type": type_}
-        others: dict[str, Any] = {name: text for name, text in typed.items() if text is not None}
-        if headers:
-            others["headers"] = {**message.headers, **dict(headers)}
-        if body is not None:
-            others["body"] = _read(body)
-        elif not others:
-            others["body"] = _from_editor(message)
-        edited = replace(message, **others)
-        if edited == message:
-            say("nothing was changed")
-            return 1
-        _retry(ledger, [number], note, as_json=as_json, message=edited)
+    message = ops.letter(ledger, number).message
+    if not message.id and new_id is None:
+        raise ConfigError("edit: the message has no id, which it needs; add --id ID")
+    typed = {"id": new_id, "type": type_}
+    others: dict[str, Any] = {name: text for name, text in typed.items() if text is not None}
+    if headers:
+        others["headers"] = {**message.headers, **dict(headers)}
+    if body is not None:
+        others["body"] = _read(body)
+    elif not others:
+        others["body"] = _from_editor(message)
+    edited = replace(message, **others)
+    if edited == message:
+        say("nothing was changed")
+        return 1
+    _retry(ledger, [number], note, as_json=as_json, message=edited)
     return None
 
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
@@ -28,13 +28,6 @@ _ASK_EVERY_S = 1.0
 
 Healths = Callable[[], Mapping[str, Health]]
 """The health of each process by its name, which is empty if there is one process."""
-
-
-class Answer(NamedTuple):
-    """The response of a path."""
-
-    status: int
-    text: str
 
 
 def observed(ledger: Ledger | None) -> None:
@@ -119,28 +112,34 @@ class _Monitor:
         self._ask_at = 0.0
         self._away: str | None = None
 
-    def answer(self, path: str) -> Answer:
-        """The answer to GET `path`."""
+    def answer(self, path: str) -> tuple[int, str]:
+        """The status and the text of the answer to GET `path`."""
         match path:
             case "/metrics":
-                return Answer(200, self._metrics())
+                from prometheus_client import generate_latest
+
+                return 200, generate_latest(self).decode()
             case "/live":
                 return _told(self._still(), "live")
             case "/ready":
                 return _told(self._unready(), "ready")
             case _:
-                return Answer(404, "not found: the paths are /metrics, /live and /ready\n")
+                return 404, "not found: the paths are /metrics, /live and /ready\n"
 
-    def _metrics(self) -> str:
-        from prometheus_client import REGISTRY, generate_latest
+    def collect(self) -> "Collection[Metric]":
+        """All metrics, as prometheus_client takes them."""
+        from prometheus_client import REGISTRY
+        from prometheus_client.multiprocess import MultiProcessCollector
 
         # First the workers': this process itself has counted nothing of what its workers count.
-        counted = [] if self._folder is None else _counted_in(Path(self._folder))
+        folder = None if self._folder is None else Path(self._folder)
+        files = [str(each) for each in folder.glob("*.db") if _has_begun(each)] if folder else []
+        counted = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
         gauges = [] if self._gauges is None else self._gauges.collect()
         of_names: dict[str, Metric] = {}
         for metric in chain(counted, REGISTRY.collect(), gauges):
             of_names.setdefault(metric.name, metric)
-        return generate_latest(_Collected(of_names.values())).decode()
+        return of_names.values()
 
     def _still(self) -> list[str]:
         """The loops that are stuck."""
@@ -179,16 +178,8 @@ def _named(name: str, text: str) -> str:
     return f"{name}: {text}" if name else text
 
 
-def _told(wrong: list[str], right: str) -> Answer:
-    return Answer(503 if wrong else 200, "\n".join(wrong or [right]) + "\n")
-
-
-def _counted_in(folder: Path) -> "Iterator[Metric]":
-    """The metrics of the processes that keep them in this folder."""
-    from prometheus_client.multiprocess import MultiProcessCollector
-
-    files = [str(file) for file in folder.glob("*.db") if _has_begun(file)]
-    yield from MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+def _told(wrong: list[str], right: str) -> tuple[int, str]:
+    return 503 if wrong else 200, "\n".join(wrong or [right]) + "\n"
 
 
 def _has_begun(file: Path) -> bool:
@@ -199,15 +190,6 @@ def _has_begun(file: Path) -> bool:
         return file.stat().st_size > 0
     except FileNotFoundError:
         return False
-
-
-class _Collected(NamedTuple):
-    """Metrics as prometheus_client takes them."""
-
-    metrics: "Collection[Metric]"
-
-    def collect(self) -> "Collection[Metric]":
-        return self.metrics
 
 
 class _Server6(ThreadingHTTPServer):

@@ -175,16 +175,25 @@ def ledger(command: Command) -> Command:
     return bundled(command, json_output, _ledger_name)
 
 
+def open_ledger(command: Command) -> Command:
+    """As `ledger`, opened as `ledger` while the command runs."""
+
+    @wraps(command)
+    def run(at: LedgerName, **typed: Any) -> int | None:
+        from oncely.cli.opening import opened
+
+        with opened(at) as found:
+            return command(ledger=found, **typed)
+
+    return ledger(run)
+
+
 def _note(why: str | None, by: str | None) -> Note:
-    return Note(by=by or _login_name(), why=why or "")
-
-
-def _login_name() -> str:
     try:
-        return getpass.getuser()
+        return Note(by=by or getpass.getuser(), why=why or "")
     except (KeyError, OSError):
         # A container may run under a user id that has no name.
-        return str(os.getuid())
+        return Note(by=str(os.getuid()), why=why or "")
 
 
 note = bundle(

@@ -8,8 +8,7 @@ import click
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName, Note
+from oncely.cli.options import Note
 from oncely.cli.tables import ago, aligned, cut, folded, more_than, put_found, table_of, unbroken
 from oncely.cli.terminal import put_json, tell_changed
 from oncely.core.errors import mask_passwords
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from oncely.core.waiting import WaitingMessage
+    from oncely.ledger import Ledger
 
 
 @click.group("outbox", cls=options.Commands, no_args_is_help=False)
@@ -34,69 +34,63 @@ def _change_options(command: options.Command) -> options.Command:
         type=values.LETTER,
         help="the numbers of messages, as list --refused shows them",
     )
-    return numbers(options.note(options.ledger(command)))
+    return numbers(options.note(options.open_ledger(command)))
 
 
 @options.command("status", "oncely outbox status", outbox)
-@options.ledger
-def status(at: LedgerName, as_json: bool) -> None:
+@options.open_ledger
+def status(ledger: "Ledger", as_json: bool) -> None:
     """Count messages to be sent by destination, and those that were refused."""
-    with opened(at) as ledger:
-        found, now = ops.unsent(ledger), ledger.now()
+    found = ops.unsent(ledger)
     if as_json:
         destinations = [asdict(each) for each in found.destinations]
         put_json({"destinations": destinations, "more": found.more})
     else:
         more = f"of the first {ops.MOST_UNSENT:,}; there are more" if found.more else None
-        put_found(_destinations_table(found.destinations, now), "nothing is to be sent", more)
+        put_found(
+            _destinations_table(found.destinations, ledger.now()), "nothing is to be sent", more
+        )
 
 
 @options.command("list", "oncely outbox list --refused --destination mails", outbox)
 @options.option("--destination", "NAME", "to this destination only")
 @options.flag("--refused", "those that were refused, instead")
 @options.limit()
-@options.ledger
+@options.open_ledger
 def list_messages(
-    at: LedgerName, destination: str | None, refused: bool, limit: int, as_json: bool
+    ledger: "Ledger", destination: str | None, refused: bool, limit: int, as_json: bool
 ) -> None:
     """List messages to be sent, in the order in which they came."""
-    with opened(at) as ledger:
-        found = ops.unsent_messages(
-            ledger, destination, limit, is_refused=refused, with_bodies=False
-        )
-        now = ledger.now()
-    _put_messages(found, now, limit, "nothing is to be sent", as_json=as_json)
+    found = ops.unsent_messages(ledger, destination, limit, is_refused=refused, with_bodies=False)
+    _put_messages(found, ledger.now(), limit, "nothing is to be sent", as_json=as_json)
 
 
 @options.command(
     "send-again", "oncely outbox send-again 7 9 --why 'the queue is there now'", outbox
 )
 @_change_options
-def send_again(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
+def send_again(ledger: "Ledger", numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
     """Let messages that were refused be sent after all."""
-    with opened(at) as ledger:
-        changed = ops.send_again(ledger, numbers, **note)
+    changed = ops.send_again(ledger, numbers, **note)
     tell_changed(changed, "sent again", "refused message", as_json=as_json)
 
 
 @options.command("discard", "oncely outbox discard 7 --why 'sent by hand'", outbox)
 @_change_options
-def discard(at: LedgerName, numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
+def discard(ledger: "Ledger", numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
     """Remove messages that were refused, which are never sent then."""
-    with opened(at) as ledger:
-        changed = ops.discard_unsent(ledger, numbers, **note)
+    changed = ops.discard_unsent(ledger, numbers, **note)
     tell_changed(changed, "discarded", "refused message", as_json=as_json)
 
 
 @options.command("queue", "oncely queue webhooks --limit 10")
 @click.argument("name", metavar="NAME", help="of the queue, as status shows it")
 @options.limit()
-@options.ledger
-def queue(at: LedgerName, name: str, limit: int, as_json: bool) -> None:
+@options.open_ledger
+def queue(ledger: "Ledger", name: str, limit: int, as_json: bool) -> None:
     """List the messages that wait in a queue of the ledger."""
-    with opened(at) as ledger:
-        found, now = ops.queued(ledger, name, limit), ledger.now()
-    _put_messages(found, now, limit, f"nothing waits in queue {name!r}", as_json=as_json)
+    found = ops.queued(ledger, name, limit)
+    _put_messages(found, ledger.now(), limit, f"nothing waits in queue {name!r}", as_json=as_json)
 
 
 def _put_messages(

@@ -18,27 +18,24 @@ class Progress:
 
     def __init__(self, first: str = "", *, is_quiet: bool = False) -> None:
         from rich.console import Console
-        from rich.live import Live
-        from rich.spinner import Spinner
 
         self._first = first
         self._is_quiet = is_quiet
         self._console = Console(stderr=True)
         self._began = self._said_at = time.monotonic()
-        self._spinner = Spinner("dots", first)
-        self._live = Live(self._spinner, console=self._console, transient=True)
+        self._status = self._console.status(first)
 
     def __enter__(self) -> "Progress":
         if self._is_quiet:
             return self
         if self._console.is_terminal:
-            self._live.start()
+            self._status.start()
         elif self._first:
             print(self._first, file=sys.stderr, flush=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        self._status.stop()
 
     @property
     def took_s(self) -> float:
@@ -54,7 +51,7 @@ class Progress:
             return
         if self._console.is_terminal:
             # As text: a consumer's name is not markup.
-            self._spinner.update(text=Text(shown(text)))
+            self._status.update(Text(shown(text)))
         elif now - self._said_at >= _LINE_EVERY_S:
             self._said_at = now
             print(shown(text), file=sys.stderr, flush=True)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName
 from oncely.cli.tables import (
     Cell,
     ago,
@@ -33,7 +31,6 @@ from oncely.core.state_words import IN_DOUBT, STATES
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely.core.waiting import WaitingMessage
     from oncely.ledger import Ledger
 
 _NAMED = 5
@@ -58,9 +55,9 @@ _NAMED = 5
 @options.option(
     "--after", "ID", "with --sort id: go on after this message id, where the list before has ended"
 )
-@options.ledger
+@options.open_ledger
 def list_records(
-    at: LedgerName,
+    ledger: "Ledger",
     filters: "ops.Selection",
     limit: int,
     sort: str,
@@ -72,28 +69,27 @@ def list_records(
     if sort != "id" and (begins is not None or after is not None):
         raise ConfigError("list: --id-begins and --after need --sort id")
     more: str | None = None
-    with opened(at) as ledger:
-        if sort == "id":
-            records, looked_at, end = ops.search(
-                ledger, filters, limit, begins=begins, after=after, within_s=math.inf
-            )
-            said: dict[str, Any] = {"more": end is not None, "looked_at": looked_at, "end": end}
-            if end is not None:
-                more = f"more records may match; go on with: --after={shlex.quote(end)}"
-        else:
-            records, has_more = ops.select(ledger, filters, limit, newest=sort == "newest")
-            said = {"more": has_more}
-            if has_more:
-                more = f"the first {limit:,}; more records match, see --limit"
-        now = ledger.now()
-        if as_json:
-            is_doubt = sort != "id" and filters.states == (IN_DOUBT,)
-            doubts = ops.doubts(ledger, records) if is_doubt else []
-            found = [each.as_dict(now) for each in doubts]
-            found = found or [ops.record_as_dict(each, now) for each in records]
-            put_json({"records": found, **said})
-        else:
-            put_found(_records_table(records, now), "no matching records", more)
+    if sort == "id":
+        records, looked_at, end = ops.search(
+            ledger, filters, limit, begins=begins, after=after, within_s=math.inf
+        )
+        said: dict[str, Any] = {"more": end is not None, "looked_at": looked_at, "end": end}
+        if end is not None:
+            more = f"more records may match; go on with: --after={shlex.quote(end)}"
+    else:
+        records, has_more = ops.select(ledger, filters, limit, newest=sort == "newest")
+        said = {"more": has_more}
+        if has_more:
+            more = f"the first {limit:,}; more records match, see --limit"
+    now = ledger.now()
+    if as_json:
+        is_doubt = sort != "id" and filters.states == (IN_DOUBT,)
+        doubts = ops.doubts(ledger, records) if is_doubt else []
+        found = [each.as_dict(now) for each in doubts]
+        found = found or [ops.record_as_dict(each, now) for each in records]
+        put_json({"records": found, **said})
+    else:
+        put_found(_records_table(records, now), "no matching records", more)
 
 
 @options.command("show", "oncely show order-17 --consumer billing")
@@ -102,14 +98,15 @@ def list_records(
 @options.flag(
     "--story", "and all that is known of it in the order of time, people's changes among it"
 )
-@options.ledger
-def show(at: LedgerName, message_id: str, consumer: str | None, story: bool, as_json: bool) -> None:
+@options.open_ledger
+def show(
+    ledger: "Ledger", message_id: str, consumer: str | None, story: bool, as_json: bool
+) -> None:
     """Show all fields of a message's record, of each consumer that has one."""
-    with opened(at) as ledger:
-        records = _records_of(ledger, message_id, consumer)
-        found = [(record, ops.details(ledger, record.key)) for record in records]
-        stories = [ops.story(ledger, record.key) for record in records if story]
-        now = ledger.now()
+    records = _records_of(ledger, message_id, consumer)
+    found = [(record, ops.details(ledger, record.key)) for record in records]
+    stories = [ops.story(ledger, record.key) for record in records if story]
+    now = ledger.now()
     if as_json:
         dicts = [
             ops.record_as_dict(record, now) | details.as_dict(now) for record, details in found
@@ -132,10 +129,19 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
     put(fields_table(_fields(record, now)))
     if details.deferred:
         print()
-        put(_waiting_table(details.deferred), last_gives_way=True)
+        columns = (folded("waits to be sent"), folded("to"), aligned("attempts"), "error")
+        rows = (
+            (each.id, each.destination, each.attempts, cut(each.error or ""))
+            for each in details.deferred
+        )
+        put(table_of(columns, rows), last_gives_way=True)
     if details.steps:
         print()
-        put(_steps_table(details.steps), last_gives_way=True)
+        results = (
+            (name, cut(json.dumps(result, ensure_ascii=False)))
+            for name, result in details.steps.items()
+        )
+        put(table_of((folded("finished step"), "result"), results), last_gives_way=True)
     lines = [*_waiting_lines(details, now)]
     if lines:
         print("", *lines, sep="\n")
@@ -144,8 +150,7 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
 def _waiting_lines(details: "ops.Details", now: float) -> Iterator[str]:
     """Where the message itself is kept, and what shows it."""
     if details.retry is not None:
-        due = details.retry.due or now
-        yield f"waits for a retry: {moment(due, now)}"
+        yield f"waits for a retry: {moment(details.retry.due or now, now)}"
     for letter in details.letters:
         yield shown(f"dead letter {letter.id}: {mask_passwords(letter.reason)}")
 
@@ -191,18 +196,6 @@ def _records_table(records: Sequence[Record], now: float) -> "Table":
 def _state(record: Record, now: float) -> Cell:
     word = ops.word_for(record, now)
     return loud(word, word)
-
-
-def _waiting_table(deferred: Sequence["WaitingMessage"]) -> "Table":
-    return table_of(
-        (folded("waits to be sent"), folded("to"), aligned("attempts"), "error"),
-        ((each.id, each.destination, each.attempts, cut(each.error or "")) for each in deferred),
-    )
-
-
-def _steps_table(steps: Mapping[str, Any]) -> "Table":
-    rows = ((name, cut(json.dumps(result, ensure_ascii=False))) for name, result in steps.items())
-    return table_of((folded("finished step"), "result"), rows)
 
 
 def _story_table(story: "ops.Story", now: float) -> "Table":

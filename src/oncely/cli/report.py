@@ -31,18 +31,14 @@ def report(at: LedgerName, to: str, as_json: bool) -> None:
     file = Path(to).resolve()
     with opened(at) as ledger:
         found = ops.overview(ledger)
-        _write(file, pages(ledger, found, _index(at)))
+        table = "" if at.table == TABLE_NAME else f", table {at.table}"
+        schema = "" if at.schema is None else f", schema {at.schema}"
+        name = f"{mask_passwords(at.url or '')}{table}{schema}"
+        _write(file, pages(ledger, found, name))
     if as_json:
         put_json({"file": to, **found.as_dict()})
     else:
         print(f"{to}: {found.verdict}")
-
-
-def _index(at: LedgerName) -> str:
-    """Which ledger it is, without passwords."""
-    table = "" if at.table == TABLE_NAME else f", table {at.table}"
-    schema = "" if at.schema is None else f", schema {at.schema}"
-    return f"{mask_passwords(at.url or '')}{table}{schema}"
 
 
 def _check_writable(file: Path) -> None:

@@ -1,15 +1,18 @@
 """`oncely migrate` and `oncely check`: the schema, and problems of the ledger or its settings."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened, to_migrate
+from oncely.cli.opening import to_migrate
 from oncely.cli.options import LedgerName
 from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.shown import shown
+
+if TYPE_CHECKING:
+    from oncely.ledger import Ledger
 
 
 @options.command("migrate", "oncely migrate --ledger sqlite:///ledger.db")
@@ -42,11 +45,10 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
 @options.time("--retention", "how long records are kept, instead of each consumer's own retention")
 @options.time("--broker-timeout", "how long the broker waits for an acknowledgement")
 @options.option("--lease", values.LEASE, "a claim's time limit, or none", default=Policy().lease)
-@options.ledger
-def check(at: LedgerName, as_json: bool, **settings: Any) -> int:
+@options.open_ledger
+def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
     """Find what can lose or repeat messages: the schema, store settings, retention, lease."""
-    with opened(at) as ledger:
-        found = ops.problems(ledger, **settings)
+    found = ops.problems(ledger, **settings)
     sentences = [mask_passwords(sentence) for sentence in found]
     if as_json:
         put_json({"problems": sentences})

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName
 from oncely.cli.tables import Cell, consumers_table, loud, put
 from oncely.cli.terminal import put_json
 from oncely.core.record import State
@@ -36,14 +34,13 @@ _WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
     is_flag=False,
     flag_value="2",
 )
-@options.ledger
-def status(at: LedgerName, watch: float | None, as_json: bool) -> None:
+@options.open_ledger
+def status(ledger: "Ledger", watch: float | None, as_json: bool) -> None:
     """Count records by consumer and state."""
-    with opened(at) as ledger:
-        if watch is None:
-            _print(ledger, as_json=as_json)
-        else:
-            _watch(ledger, watch, as_json=as_json)
+    if watch is None:
+        _print(ledger, as_json=as_json)
+    else:
+        _watch(ledger, watch, as_json=as_json)
 
 
 def _watch(ledger: "Ledger", pause_s: float, *, as_json: bool) -> None:

@@ -11,15 +11,13 @@ from oncely.cli.terminal import put_json, say
 from oncely.core.shown import shown, span
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
 _ENDLESS = 100_000
-_NARROW = 24
-"""The least that is left of a column that gives way."""
-_GAP = 2
-_INDENT = 4
+_FOLDED, _CUT = 8, 12
+"""The least width of a column that is folded, and of one that gives way where that is enough."""
+_LONGEST = 200
 _LOUD: Mapping[str, str] = {
     "failed": "red",
     "exhausted": "red",
@@ -29,11 +27,6 @@ _LOUD: Mapping[str, str] = {
 
 Cell: TypeAlias = Union[str, int, "Text", None]
 """A text is printed as it is, and "-" where there is none; a number with its thousands."""
-
-
-def shortened(text: str, limit: int = 200) -> str:
-    """`text` in printable characters, at most `limit` of them."""
-    return shown(text if len(text) <= limit else f"{text[: limit - 1]}…")
 
 
 def new_table(*columns: "Column | str", show_header: bool = True) -> "Table":
@@ -142,7 +135,9 @@ def lines(text: str) -> "Text":
 
 def cut(text: str | None) -> "Text":
     """As `cell`, for text that may be long: in one line, cut if there is not enough room."""
-    return _text("-" if text is None else shortened(text), no_wrap=True, overflow="ellipsis")
+    if text is not None and len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 1]}…"
+    return _text("-" if text is None else shown(text), no_wrap=True, overflow="ellipsis")
 
 
 def _text(text: str, **how: Any) -> "Text":
@@ -176,8 +171,8 @@ def put_found(table: "Table", none: str, more: str | None = None) -> None:
 def put(table: "Table", *, last_gives_way: bool = False) -> None:
     """Print a table on stdout: as wide as the terminal, and in a pipe as wide as it gets.
 
-    Where `last_gives_way`, the last column is cut to what the others leave. A table that does not
-    fit even so has several lines for each row, and as many above the rule.
+    Where `last_gives_way`, the last column is cut to what the others leave. If that does not help,
+    texts are folded. Lines that are too long even so are left to the terminal: nothing is left out.
     """
     from rich.console import Console
 
@@ -185,64 +180,16 @@ def put(table: "Table", *, last_gives_way: bool = False) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # A line for each row, so that grep and its like find whole ids.
         console.width = _ENDLESS
-    last = table.columns[-1]
-    if last_gives_way:
-        last.max_width = _NARROW
     endless = console.options.update(max_width=_ENDLESS)
-    spare = console.width - console.measure(table, options=endless).maximum
-    last.max_width = _NARROW + max(spare, 0) if last_gives_way else None
-    if spare < 0 and table.show_header:
-        _put_in_lines(console, table)
-    else:
-        console.print(table)
-
-
-def _put_in_lines(console: "Console", table: "Table") -> None:
-    """Print several lines for each row, all but the first indented: each has as many columns as fit
-    beside each other.
-    """
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = [
-        [Text(str(each.header).replace("\n", " ")), *map(_as_text, each.cells)]
-        for each in table.columns
-    ]
-    room = console.width - _INDENT
-    widths = [min(max(text.cell_len for text in texts), room) for texts in columns]
-    lines = _side_by_side(widths, console.width)
-
-    def put_row(index: int, style: str = "") -> None:
-        for line in lines:
-            texts = [columns[each][index] for each in line]
-            grid = Table.grid(padding=(0, _GAP, 0, 0))
-            for each in line:
-                grid.add_column(justify=table.columns[each].justify, width=widths[each])
-            grid.add_row(*texts, style=style)
-            if any(texts):
-                console.print(Padding(grid, (0, 0, 0, _INDENT if line[0] else 0), expand=False))
-
-    put_row(0, "bold")
-    console.print("─" * console.width)
-    for index, row in enumerate(table.rows, start=1):
-        put_row(index)
-        if row.end_section:
-            console.print()
-
-
-def _side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The places of the columns, line by line."""
-    lines: list[list[int]] = [[]]
-    taken = -_GAP
-    for index, width in enumerate(widths):
-        if lines[-1] and taken + _GAP + width > room:
-            lines.append([])
-            taken = _INDENT - _GAP
-        lines[-1].append(index)
-        taken += _GAP + width
-    return lines
-
-
-def _as_text(content: Any) -> "Text":
-    return _text(content) if isinstance(content, str) else content
+    texts = [column for column in table.columns if not column.no_wrap]
+    for column in texts:
+        column.max_width = _FOLDED
+    console.width = max(console.width, console.measure(table, options=endless).maximum)
+    for column in texts:
+        column.max_width = None
+    if last_gives_way:
+        last = table.columns[-1]
+        last.max_width = _CUT
+        spare = console.width - console.measure(table, options=endless).maximum
+        last.max_width = _CUT + max(spare, 0)
+    console.print(table)

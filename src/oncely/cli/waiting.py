@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options
-from oncely.cli.opening import opened
-from oncely.cli.options import LedgerName
 from oncely.cli.tables import aligned, cut, folded, more_than, put_found, table_of, unbroken
 from oncely.cli.terminal import put_json
 from oncely.core.shown import span
@@ -15,30 +13,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from oncely.core.waiting import WaitingMessage
+    from oncely.ledger import Ledger
 
 
 @options.command("waiting", "oncely waiting --consumer billing --json")
 @options.consumer()
 @options.limit()
-@options.ledger
-def waiting(at: LedgerName, consumer: str | None, limit: int, as_json: bool) -> None:
+@options.open_ledger
+def waiting(ledger: "Ledger", consumer: str | None, limit: int, as_json: bool) -> None:
     """List failed messages that wait in the ledger for a retry, and when they are due."""
-    with opened(at) as ledger:
-        found = ops.waiting(ledger, consumer, limit, with_bodies=False)
-        now = ledger.now()
+    found = ops.waiting(ledger, consumer, limit, with_bodies=False)
+    now = ledger.now()
     if as_json:
-        put_json(
-            {
-                "waiting": [ops.waiting_as_dict(each, now) for each in found.messages],
-                "more": found.more,
-            }
-        )
+        messages = [ops.waiting_as_dict(each, now) for each in found.messages]
+        put_json({"waiting": messages, "more": found.more})
     else:
-        put_found(
-            _table(found.messages, now),
-            "no messages wait for a retry",
-            more_than(limit, more=found.more),
-        )
+        more = more_than(limit, more=found.more)
+        put_found(_table(found.messages, now), "no messages wait for a retry", more)
 
 
 def _table(found: "Sequence[WaitingMessage]", now: float) -> "Table":

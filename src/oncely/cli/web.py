@@ -1,23 +1,8 @@
 """`oncely web`: serves the dashboard of a ledger, until it is stopped."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from oncely.cli import options, values
-from oncely.cli.options import LedgerName
-
-
-class WebOptions(NamedTuple):
-    """What was typed."""
-
-    ledger: LedgerName
-    host: str
-    port: int
-    root_path: str
-    user_header: str | None
-    trusted_proxy: tuple[str, ...]
-    operator: tuple[str, ...]
-    probe: tuple[tuple[str, str], ...]
-    json: bool
 
 
 @options.command("web", "oncely web --ledger sqlite:///ledger.db --port 8471")
@@ -55,8 +40,8 @@ class WebOptions(NamedTuple):
     multiple=True,
 )
 @options.ledger
-def web(at: LedgerName, as_json: bool, **typed: Any) -> None:
+def web(**typed: Any) -> None:
     """Serve a dashboard: what is stuck, why, and what operators decide about it."""
     from oncely.cli.web_command import serve
 
-    serve(WebOptions(ledger=at, json=as_json, **typed))
+    serve(**typed)

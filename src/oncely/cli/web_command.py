@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oncely._util.signals import end_at_once, on_signals
 from oncely.cli.loading import load_probe
 from oncely.cli.opening import opened
-from oncely.cli.web import WebOptions
+from oncely.cli.options import LedgerName
 from oncely.core.errors import ConfigError
 from oncely.web import ProxyAuth, dashboard
 from oncely.web.proxies import THIS_MACHINE, TrustedProxies
@@ -36,36 +36,46 @@ two, who else send one into a connection that is just being closed.
 """
 
 
-def serve(parsed: WebOptions) -> None:
+def serve(
+    at: LedgerName,
+    *,
+    host: str,
+    port: int,
+    root_path: str,
+    user_header: str | None,
+    trusted_proxy: Sequence[str],
+    operator: Sequence[str],
+    probe: Sequence[tuple[str, str]],
+    as_json: bool,
+) -> None:
     """Serve it until SIGINT or SIGTERM."""
-    trusted = parsed.trusted_proxy or THIS_MACHINE
-    auth = _proxy_auth(parsed, trusted)
+    trusted = trusted_proxy or THIS_MACHINE
+    if operator and user_header is None:
+        raise ConfigError("web: --operator needs --user-header NAME")
+    # Who asks, as a proxy says; where nobody says so a token is asked for instead.
+    auth = None
+    if user_header is not None:
+        auth = ProxyAuth(user_header, trusted=trusted, operators=operator)
     token, query = _token() if auth is None else (None, "")
-    probes = {consumer: load_probe(name) for consumer, name in parsed.probe}
-    with opened(parsed.ledger) as ledger:
+    probes = {consumer: load_probe(name) for consumer, name in probe}
+    with opened(at) as ledger:
         # Before anything is served: the schema may be an old one.
         ledger.of_message("oncely")
         app = dashboard(
             ledger,
             auth=auth or token_holder,
-            name=parsed.ledger.url or "",
+            name=at.url or "",
             probes=probes,
             proxies=trusted,
         )
         if token is not None:
             app = TokenGate(app, token, TrustedProxies(trusted))
-        with closing(_listening(parsed.host, parsed.port)) as listening:
-            _say(parsed, listening, query)
-            _serve(_below(parsed.root_path, app), listening)
-
-
-def _proxy_auth(parsed: WebOptions, trusted: Sequence[str]) -> ProxyAuth | None:
-    """Who asks, as a proxy says; None where nobody says so and a token is asked for instead."""
-    if parsed.user_header is not None:
-        return ProxyAuth(parsed.user_header, trusted=trusted, operators=parsed.operator)
-    if parsed.operator:
-        raise ConfigError("web: --operator needs --user-header NAME")
-    return None
+        with closing(_listening(host, port)) as listening:
+            host, port = listening.getsockname()[:2]
+            url = f"http://{f'[{host}]' if ':' in host else host}:{port}{root_path}/{query}"
+            print(json.dumps({"url": url}) if as_json else f"oncely: the dashboard is at {url}")
+            sys.stdout.flush()
+            _serve(_below(root_path, app), listening)
 
 
 def _token() -> tuple[str, str]:
@@ -98,13 +108,6 @@ def _listening(host: str, port: int) -> socket.socket:
         # Python adds the address, which stands before it here.
         reason = str(error.strerror).partition(" (while ")[0]
         raise ConfigError(f"web: {host}:{port} cannot be had ({reason}); {advice}") from error
-
-
-def _say(parsed: WebOptions, listening: socket.socket, query: str) -> None:
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{parsed.root_path}/{query}"
-    print(json.dumps({"url": url}) if parsed.json else f"oncely: the dashboard is at {url}")
-    sys.stdout.flush()
 
 
 def _below(root: str, app: ASGIApp) -> ASGIApp:

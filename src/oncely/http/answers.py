@@ -52,26 +52,6 @@ class HttpAnswer:
         return next((value for field, value in self.fields if field.lower() == wanted), None)
 
 
-class HeldBody:
-    """The part of a response's body that is held back."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self.length = 0
-
-    def add(self, piece: bytes) -> None:
-        """Hold back the next piece."""
-        self._pieces.append(piece)
-        self.length += len(piece)
-
-    def let_go(self) -> bytes:
-        """Take out everything that is held back."""
-        body = b"".join(self._pieces)
-        self._pieces.clear()
-        self.length = 0
-        return body
-
-
 def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]:
     """A response as JSON, without the fields that are not replayed."""
     kept: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
 from oncely.async_ledger import SteadyLedger
-from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
+from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.request_state import RequestState
@@ -65,7 +65,7 @@ class IdempotencyKey:
             work = self._requests.work(key, _request(scope, fields, body))
             state = RequestState(self._requests.ledger, work, key)
             inner = _with_state(scope, state)
-            running = _Running(self._app, work, inner, body, Client(send))
+            running = _Running(self._app, work, inner, body, send)
             task = asyncio.ensure_future(running.run(self._calls))
         except BaseException:
             body.close()
@@ -76,42 +76,23 @@ class IdempotencyKey:
         await asyncio.shield(task)
 
 
-class Client:
-    """Sends responses, as long as the client is connected."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._is_gone = False
-
-    async def send(self, event: Event) -> None:
-        """Send an event, unless the client has disconnected: applications do not care."""
-        if self._is_gone:
-            return
-        try:
-            await self._send(event)
-        except OSError:
-            self._is_gone = True
-            _log.info(
-                "a client closed its connection: %(reason)s; the request goes on",
-                exc_info=True,
-                extra={"event": "client_disconnected"},
-            )
-
-
 class _Running:
     """One request in the application; its response is held back until the end is stored."""
 
     def __init__(
-        self, app: AsgiApp, work: RequestWork, scope: Scope, body: RequestBody, client: Client
+        self, app: AsgiApp, work: RequestWork, scope: Scope, body: RequestBody, send: Send
     ) -> None:
         self._app = app
         self._work = work
         self._scope = scope
         self._pieces = body.pieces()
         self._is_read = False
-        self._client = client
+        self._to_client = send
+        self._is_gone = False
+        """Whether the client has disconnected."""
         self._start: Event = {}
-        self._held = HeldBody()
+        self._held = bytearray()
+        """What is held back of the body."""
         self._passes: str | None = None
         """Why the response is not held back; None if it is."""
         self._is_begun = False
@@ -145,7 +126,7 @@ class _Running:
             if self._timer is not None:
                 self._timer.cancel()
         if self._passes is None:
-            await send_whole(self._client.send, answer)
+            await send_whole(self._send, answer)
         if running is not None:
             # The background work of an application, after its response.
             await running
@@ -174,6 +155,20 @@ class _Running:
             self._work.note_passed(answer.status, self._passes)
         return answer
 
+    async def _send(self, event: Event) -> None:
+        """Send an event, unless the client has disconnected: applications do not care."""
+        if self._is_gone:
+            return
+        try:
+            await self._to_client(event)
+        except OSError:
+            self._is_gone = True
+            _log.info(
+                "a client closed its connection: %(reason)s; the request goes on",
+                exc_info=True,
+                extra={"event": "client_disconnected"},
+            )
+
     async def _receive(self) -> Event:
         if not self._is_read:
             piece = next(self._pieces, None)
@@ -192,14 +187,14 @@ class _Running:
         elif event["type"] == "http.response.body":
             await self._take_body(event.get("body", b""), more=event.get("more_body", False))
         else:
-            await self._client.send(event)
+            await self._send(event)
 
     async def _take_body(self, body: bytes, *, more: bool) -> None:
         if not self._start:
             raise RuntimeError("the application has sent a body before it has started its response")
         if self._answered.done():
             raise RuntimeError("the application has sent more after the end of its response")
-        self._held.add(body)
+        self._held += body
         self._passes = self._passes or self._why_passed(more=more)
         if self._passes is not None:
             await self._pass_on()
@@ -207,15 +202,15 @@ class _Running:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._answered.set_result(
-            HttpAnswer(self._start["status"], fields_of(self._headers), self._held.let_go())
-        )
+        held = bytes(self._held)
+        self._held.clear()
+        self._answered.set_result(HttpAnswer(self._start["status"], fields_of(self._headers), held))
         await self._may_go_on.wait()
         if self._passes is not None:
-            await self._client.send({"type": "http.response.body", "body": b""})
+            await self._send({"type": "http.response.body", "body": b""})
 
     def _why_passed(self, *, more: bool) -> str | None:
-        if self._held.length > self._work.most_kept:
+        if len(self._held) > self._work.most_kept:
             return "it is larger than what is kept"
         names = {name.lower(): value for name, value in self._headers}
         if more and b"content-length" not in names:
@@ -239,10 +234,12 @@ class _Running:
         async with self._passing:
             if not self._is_begun:
                 self._is_begun = True
-                await self._client.send(self._start)
-            if body := self._held.let_go():
+                await self._send(self._start)
+            if self._held:
+                body = bytes(self._held)
+                self._held.clear()
                 event = {"type": "http.response.body", "body": body, "more_body": True}
-                await self._client.send(event)
+                await self._send(event)
 
 
 async def read_into(body: RequestBody, receive: Receive) -> bool:

@@ -88,7 +88,7 @@ class DjangoIdempotencyKey:
             fields=fields,
             body=body,
             native=request,
-            look_up=partial(_look_up, request),
+            look_up=partial(getattr, request),
         )
         work = self._requests.work(key, asked)
         body.file.seek(0)
@@ -188,13 +188,6 @@ def _response(answer: HttpAnswer) -> HttpResponse:
 
 async def _awaitable(response: HttpResponse) -> HttpResponse:
     return response
-
-
-def _look_up(request: DjangoRequest, name: str) -> Any:
-    try:
-        return getattr(request, name)
-    except AttributeError:
-        raise LookupError(name) from None
 
 
 def _configured() -> tuple[Ledger, dict[str, Any]]:

@@ -122,7 +122,7 @@ class HttpRequest:
     def __getattr__(self, name: str) -> Any:
         try:
             return self._look_up(name)
-        except LookupError:
+        except (LookupError, AttributeError):
             raise AttributeError(
                 f"the request has no {name!r}: let a middleware outside of this one put it into "
                 "the request's state (ASGI), into the environ (WSGI) or on the request (Django)"

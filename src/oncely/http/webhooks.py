@@ -36,17 +36,9 @@ _KEPT_APART = frozenset({"authorization", "proxy-authorization", "cookie"})
 """Header fields that are not stored in messages: they are secrets that no handler needs."""
 
 
-def webhook(
-    ledger: Ledger,
-    *,
-    queue: str,
-    verify: Verifier,
-    message_id: Reads | None = None,
-    max_body: Size = "1MiB",
-    timeout: Duration = "2s",
-    retention: Duration = "30d",
-) -> "Webhook":
-    """An endpoint that stores each delivery once in a `queue` of the ledger's database.
+class Webhook:
+    """An endpoint that stores each delivery once in a `queue` of the ledger's database; for ASGI.
+    Use `wsgi` for WSGI, and `receive` for any other server.
 
     `verify` is the sender's: `github(secret)`, `stripe(secret)` and so on. `message_id` replaces
     its function for the delivery's id. If a delivery is not stored within `timeout`, the response
@@ -54,21 +46,17 @@ def webhook(
     deliveries are kept for `retention`. Raises ConfigError for wrong options, and for a ledger
     that keeps no queues.
     """
-    return Webhook(ledger, queue, verify, message_id, max_body, timeout, retention)
-
-
-class Webhook:
-    """An endpoint for ASGI; use `wsgi` for WSGI, and `receive` for any other server."""
 
     def __init__(
         self,
         ledger: Ledger,
+        *,
         queue: str,
         verify: Verifier,
-        message_id: Reads | None,
-        max_body: Size,
-        timeout: Duration,
-        retention: Duration,
+        message_id: Reads | None = None,
+        max_body: Size = "1MiB",
+        timeout: Duration = "2s",
+        retention: Duration = "30d",
     ) -> None:
         _check(ledger, queue, verify)
         self._ledger = ledger
@@ -160,22 +148,20 @@ class Webhook:
         content = body if json is None else json
         message_id = check_id(self._message_id(headers, content))
         kept = {name: value for name, value in headers.items() if name not in _KEPT_APART}
+        try:
+            message_type = self._verifier.message_type(headers, content)
+        except MessageError:
+            message_type = None  # The body is not JSON: the type is not needed here.
         return check_message(
             Message(
                 message_id,
                 content,
-                type=self._type(headers, content),
+                type=message_type or "",
                 headers=kept,
                 source=self._verifier.sender,
                 content_type=headers.get("content-type", "") if json is None else _JSON,
             )
         )
-
-    def _type(self, headers: Mapping[str, str], body: bytes) -> str:
-        try:
-            return self._verifier.message_type(headers, body) or ""
-        except MessageError:
-            return ""  # The body is not JSON: the type is not needed here.
 
     def _refused(self, status: int, reason: str) -> HttpAnswer:
         facts = {"queue": self._queue, "status": status, "reason": reason}
@@ -239,6 +225,10 @@ class Webhook:
     def _away(self, message: Message, error: Exception) -> HttpAnswer:
         self._outage.met(error, message_id=message.id)
         return _told(503, "it cannot be stored now", ("Retry-After", str(_RETRY_S)))
+
+
+webhook = Webhook
+"""The endpoint as applications write it: `webhook(ledger, queue="github", verify=...)`."""
 
 
 def _told(status: int, text: str, *fields: tuple[str, str]) -> HttpAnswer:

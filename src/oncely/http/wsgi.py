@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from oncely._util import clock
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.http.answers import EVENT_STREAM, HELD_S, HeldBody, HttpAnswer
+from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
@@ -101,7 +101,7 @@ class _Taken:
         self._most_kept = most_kept
         self._line: str | None = None
         self._fields: list[tuple[str, str]] = []
-        self._held = HeldBody()
+        self._held = bytearray()
         self._chunks: Iterator[bytes] = iter(())
         self._began = clock.monotonic()
         self._close: Callable[[], object] = lambda: None
@@ -117,7 +117,7 @@ class _Taken:
         if exc_info is not None and self.reason:
             raise exc_info[1].with_traceback(exc_info[2])
         self._line, self._fields = line, fields
-        return self._held.add
+        return self._held.extend
 
     @property
     def line(self) -> str:
@@ -138,15 +138,15 @@ class _Taken:
         with ExitStack() as stack:
             stack.callback(self._close)
             for chunk in self._chunks:
-                self._held.add(chunk)
+                self._held += chunk
                 self.reason = self._why_passed(is_list=is_list)
                 if self.reason:
                     stack.pop_all()
                     return None
-        return HttpAnswer(self.status, self._fields, self._held.let_go())
+        return HttpAnswer(self.status, self._fields, bytes(self._held))
 
     def _why_passed(self, *, is_list: bool) -> str:
-        if self._held.length > self._most_kept:
+        if len(self._held) > self._most_kept:
             return "it is larger than what is kept"
         fields = {name.lower(): value for name, value in self._fields}
         if is_list or "content-length" in fields:
@@ -167,8 +167,10 @@ class _Taken:
     def _passing(self) -> Iterator[bytes]:
         # What the application writes is passed on before the chunk that follows it.
         for chunk in chain([b""], self._chunks, [b""]):
-            self._held.add(chunk)
-            if body := self._held.let_go():
+            self._held += chunk
+            if self._held:
+                body = bytes(self._held)
+                self._held.clear()
                 yield body
 
 

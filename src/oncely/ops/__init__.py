@@ -2,11 +2,9 @@
 line and the dashboard.
 """
 
-from oncely.core.state_words import EXHAUSTED as EXHAUSTED
 from oncely.core.state_words import IN_DOUBT as IN_DOUBT
 from oncely.core.state_words import RESETTABLE as RESETTABLE
 from oncely.core.state_words import STATES as STATES
-from oncely.core.state_words import state_word as state_word
 from oncely.ops.activity import FoundActivity as FoundActivity
 from oncely.ops.activity import Point as Point
 from oncely.ops.activity import Rates as Rates
@@ -28,10 +26,6 @@ from oncely.ops.doubts import doubts as doubts
 from oncely.ops.found import FoundMessages as FoundMessages
 from oncely.ops.found import first as first
 from oncely.ops.known import EXACT as EXACT
-from oncely.ops.known import check_known as check_known
-from oncely.ops.known import check_known_at_all as check_known_at_all
-from oncely.ops.known import consumers as consumers
-from oncely.ops.known import told as told
 from oncely.ops.letter_groups import FoundGroups as FoundGroups
 from oncely.ops.letter_groups import LetterGroup as LetterGroup
 from oncely.ops.letter_groups import letter_group as letter_group
@@ -41,7 +35,6 @@ from oncely.ops.letters import FoundLetters as FoundLetters
 from oncely.ops.letters import LettersChanged as LettersChanged
 from oncely.ops.letters import dead_letters as dead_letters
 from oncely.ops.letters import discard_letters as discard_letters
-from oncely.ops.letters import every_dead_letter as every_dead_letter
 from oncely.ops.letters import letter as letter
 from oncely.ops.letters import letter_as_dict as letter_as_dict
 from oncely.ops.letters import letters_numbered as letters_numbered
@@ -51,7 +44,6 @@ from oncely.ops.overview import LedgerOverview as LedgerOverview
 from oncely.ops.overview import Snag as Snag
 from oncely.ops.overview import StuckMessages as StuckMessages
 from oncely.ops.overview import overview as overview
-from oncely.ops.probing import PROBE_S as PROBE_S
 from oncely.ops.probing import Probed as Probed
 from oncely.ops.probing import probe as probe
 from oncely.ops.records import Details as Details
@@ -62,7 +54,6 @@ from oncely.ops.records import find as find
 from oncely.ops.records import record_as_dict as record_as_dict
 from oncely.ops.records import select as select
 from oncely.ops.records import word_for as word_for
-from oncely.ops.search import PATIENCE_S as PATIENCE_S
 from oncely.ops.search import Searched as Searched
 from oncely.ops.search import search as search
 from oncely.ops.sending import MOST_UNSENT as MOST_UNSENT

@@ -34,7 +34,9 @@ def check_known(ledger: Ledger, consumer: str) -> None:
     """
     tallies = ledger.tallies(EXACT)
     if consumer not in names_in(tallies) and not _is_sample(tallies):
-        raise ConfigError(f"no records of consumer {consumer!r}: {told(names_in(tallies))}")
+        names = _listed(names_in(tallies))
+        known = f"the ledger has records of {names}" if names else "the ledger has no records"
+        raise ConfigError(f"no records of consumer {consumer!r}: {known}")
 
 
 def check_known_at_all(ledger: Ledger, consumer: str, what: str) -> None:
@@ -52,11 +54,6 @@ def check_known_at_all(ledger: Ledger, consumer: str, what: str) -> None:
 def _is_sample(tallies: Mapping[tuple[str, State], Tally]) -> bool:
     """Whether these may lack a consumer."""
     return any(tally.is_estimate for tally in tallies.values())
-
-
-def told(known: Sequence[str]) -> str:
-    """The consumers that have records, in words."""
-    return f"the ledger has records of {_listed(known)}" if known else "the ledger has no records"
 
 
 def _listed(names: Collection[str]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from oncely.core.errors import RefusedError, mask_passwords
 from oncely.core.waiting import DeadLetter, digest
 from oncely.ledger import Ledger
+from oncely.ops.found import first
 from oncely.ops.letters import every_dead_letter
 
 MOST = 10_000
@@ -74,14 +75,25 @@ def letter_groups(ledger: Ledger, consumer: str | None = None, most: int = MOST)
     """The first `most` dead letters, grouped by consumer and error. Raises ConfigError as
     `dead_letters` does.
     """
-    every = every_dead_letter(ledger, consumer, with_bodies=False)
-    found = [*islice(every, most + 1)]
+    found, more = first(every_dead_letter(ledger, consumer, with_bodies=False), most)
     members: dict[tuple[str, str], list[DeadLetter]] = {}
-    for letter in found[:most]:
+    for letter in found:
         members.setdefault((letter.key.consumer, alike(letter.reason)), []).append(letter)
-    groups = [_group(*name, letters) for name, letters in members.items()]
+    groups = [
+        LetterGroup(
+            id=_id_of(consumer, error),
+            consumer=consumer,
+            error=error,
+            count=len(letters),
+            first=min(letter.last_seen for letter in letters),
+            last=max(letter.last_seen for letter in letters),
+            sample=letters[-1].id,
+            ids=[letter.id for letter in letters],
+        )
+        for (consumer, error), letters in members.items()
+    ]
     groups.sort(key=lambda group: (-group.count, group.consumer, group.error))
-    return FoundGroups(groups, len(found[:most]), len(found) > most)
+    return FoundGroups(groups, len(found), more)
 
 
 def letter_group(
@@ -130,20 +142,7 @@ def _id_of(consumer: str, error: str) -> str:
 
 def alike(reason: str) -> str:
     """What a reason has in common with others of its kind, passwords masked."""
-    [first, *_] = mask_passwords(reason[: 4 * _ALIKE]).strip().splitlines() or [""]
+    [line, *_] = mask_passwords(reason[: 4 * _ALIKE]).strip().splitlines() or [""]
     for pattern, placeholder in _VARYING:
-        first = pattern.sub(placeholder, first)
-    return first[:_ALIKE]
-
-
-def _group(consumer: str, error: str, letters: Sequence[DeadLetter]) -> LetterGroup:
-    return LetterGroup(
-        id=_id_of(consumer, error),
-        consumer=consumer,
-        error=error,
-        count=len(letters),
-        first=min(letter.last_seen for letter in letters),
-        last=max(letter.last_seen for letter in letters),
-        sample=letters[-1].id,
-        ids=[letter.id for letter in letters],
-    )
+        line = pattern.sub(placeholder, line)
+    return line[:_ALIKE]

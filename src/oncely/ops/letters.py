@@ -202,10 +202,9 @@ def masked_fields(fields: dict[str, Any]) -> dict[str, Any]:
         for name, value in fields.items()
     }
     if "headers" in fields:
-        found["headers"] = {name: _header(name, text) for name, text in fields["headers"].items()}
+        # Each with its name, by which a password is recognized.
+        found["headers"] = {
+            name: mask_passwords(f"{name}={text}").removeprefix(f"{name}=")
+            for name, text in fields["headers"].items()
+        }
     return found
-
-
-def _header(name: str, text: str) -> str:
-    # With its name, by which a password is recognized.
-    return mask_passwords(f"{name}={text}").removeprefix(f"{name}=")

@@ -80,14 +80,10 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
     """
     found = status(ledger)
     wrong = problems(ledger) if known is None else known
-    return LedgerOverview(found, [*_stuck(found, _oldest_in_doubt(ledger))], wrong)
-
-
-def _oldest_in_doubt(ledger: Ledger) -> float | None:
-    """For how long it has been in doubt."""
-    found = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
-    since = next((each.lease_until or each.last_seen for each in found), None)
-    return None if since is None else ledger.now() - since
+    doubtful = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
+    since = next((each.lease_until or each.last_seen for each in doubtful), None)
+    oldest_in_doubt_s = None if since is None else ledger.now() - since
+    return LedgerOverview(found, [*_stuck(found, oldest_in_doubt_s)], wrong)
 
 
 def _stuck(found: Status, oldest_in_doubt_s: float | None) -> Iterator[StuckMessages]:

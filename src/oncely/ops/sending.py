@@ -55,7 +55,6 @@ def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
     """What waits to be sent and what was refused, for each destination: of at most `most` each.
     Raises ConfigError where the store keeps no messages.
     """
-    check_waits(ledger)
     found = [
         _listed(ledger, OUTBOX, most, is_refused=refused, with_bodies=False)
         for refused in (False, True)
@@ -89,7 +88,6 @@ def unsent_messages(
     """At most `limit` messages that wait to be sent, or that were refused; of one destination, for
     which all of these are read, or of all. Without bodies each has an empty one.
     """
-    check_waits(ledger)
     return _listed(
         ledger, OUTBOX, limit, destination, is_refused=is_refused, with_bodies=with_bodies
     )
@@ -104,7 +102,6 @@ def refused_numbered(ledger: Ledger, ids: Sequence[int]) -> Sequence[WaitingMess
 
 def queued(ledger: Ledger, queue: str, limit: int = 100) -> FoundMessages:
     """At most `limit` messages that wait in the queue of that name in the ledger."""
-    check_waits(ledger)
     return _listed(ledger, queue_named(queue), limit)
 
 
@@ -117,6 +114,7 @@ def _listed(
     is_refused: bool = False,
     with_bodies: bool = True,
 ) -> FoundMessages:
+    check_waits(ledger)
     most = limit + 1 if destination is None else sys.maxsize
     listed = ledger.mailbox.listed(queue, most, is_set_aside=is_refused, with_bodies=with_bodies)
     fitting = (each for each in listed if destination in (None, each.destination))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from oncely.core.record import State
@@ -43,13 +43,7 @@ class Summary:
         return {
             "records": self.records,
             **{state.word: self.counts.get(state, 0) for state in State},
-            "in_doubt": self.in_doubt,
-            "duplicates": self.duplicates,
-            "oldest_processing_s": self.oldest_processing_s,
-            "waiting": self.waiting,
-            "waiting_lag_s": self.waiting_lag_s,
-            "dead_letters": self.dead_letters,
-            "is_estimate": self.is_estimate,
+            **{each.name: getattr(self, each.name) for each in fields(self)[1:]},
         }
 
 

@@ -22,7 +22,6 @@ from oncely.core.errors import (
     StoreUnavailable,
     mask_passwords,
 )
-from oncely.core.message import Message
 from oncely.core.policy import Probe
 from oncely.ledger import Ledger
 from oncely.web.csrf import FormTokens
@@ -89,15 +88,11 @@ _STATUSES: Mapping[type[OncelyError], int] = {
 }
 
 
-def _as_it_is(message: Message) -> Message:
-    return message
-
-
 def dashboard(
     ledger: Ledger,
     *,
     auth: Auth | None = None,
-    mask: Mask = _as_it_is,
+    mask: Mask = lambda message: message,
     name: str = "",
     secret: str | None = None,
     hosts: Collection[str] | None = None,
@@ -115,6 +110,10 @@ def dashboard(
     believed, so that the cookie is for TLS alone where browsers use it: those that a `ProxyAuth`
     trusts, else this machine, where none are named.
     """
+    if proxies is not None:
+        trusted = TrustedProxies(proxies)
+    else:
+        trusted = auth.proxies if isinstance(auth, ProxyAuth) else TrustedProxies()
     site = Site(
         ledger,
         auth,
@@ -122,7 +121,7 @@ def dashboard(
         mask_passwords(name),
         FormTokens(secret),
         hosts,
-        _trusted(auth, proxies),
+        trusted,
         {} if probes is None else probes,
         Remembered(partial(ops.problems, ledger), PROBLEMS_FOR_S),
         Remembered(partial(ops.activity, ledger), ACTIVITY_FOR_S),
@@ -130,7 +129,7 @@ def dashboard(
     )
     routes = [
         *(Route(path, _shown(site, page), methods=["GET"]) for path, page in _PAGES.items()),
-        Route("/failed/export", _export(site), methods=["GET"]),
+        Route("/failed/export", lambda each: failed.export(Visit(site, each)), methods=["GET"]),
         *(Route(path, _changed(site, page), methods=["POST"]) for path, page in _CHANGES.items()),
         *(Route(f"{path}/", _without_slash(site, path)) for path in _PAGES if path != "/"),
         Mount("/static", _KeptFiles(directory=STATIC)),
@@ -146,12 +145,6 @@ def dashboard(
     )
     app.router.redirect_slashes = False
     return SafetyHeaders(app)
-
-
-def _trusted(auth: Auth | None, proxies: Iterable[str] | None) -> TrustedProxies:
-    if proxies is not None:
-        return TrustedProxies(proxies)
-    return auth.proxies if isinstance(auth, ProxyAuth) else TrustedProxies()
 
 
 def _without_slash(site: Site, path: str) -> _Endpoint:
@@ -170,10 +163,6 @@ def _without_slash(site: Site, path: str) -> _Endpoint:
 
 def _shown(site: Site, page: _Page) -> _Endpoint:
     return lambda request: Visit(site, request).shared(page)
-
-
-def _export(site: Site) -> _Endpoint:
-    return lambda request: failed.export(Visit(site, request))
 
 
 def _changed(site: Site, page: _Page) -> _Endpoint:

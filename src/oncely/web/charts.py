@@ -45,10 +45,6 @@ def columns(series: Mapping[str, Sequence[int]], words: Sequence[str], said: str
     """A column for each place of the series, one series above another, and below them the word of
     each place that has one, where there is room; `said` says it in words.
     """
-    return _columns(series, said) + _axis(words)
-
-
-def _columns(series: Mapping[str, Sequence[int]], said: str) -> Markup:
     totals = [sum(counts) for counts in zip(*series.values(), strict=True)]
     tallest = max(totals, default=0) or 1
     width = _WIDTH / max(1, len(totals))
@@ -64,7 +60,7 @@ def _columns(series: Mapping[str, Sequence[int]], said: str) -> Markup:
             x, w = f"{index * width:.2f}", f"{width * 0.9:.2f}"
             slug = word.replace(" ", "-")
             parts.append(rect.format(slug, x, f"{top:.2f}", w, f"{height:.2f}"))
-    return _picture("columns", said, _TALL, parts)
+    return _picture("columns", said, _TALL, parts) + _axis(words)
 
 
 def _axis(words: Sequence[str]) -> Markup:

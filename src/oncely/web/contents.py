@@ -1,13 +1,13 @@
 """What each page shows, as its template takes it: the dashboard and the report show the same."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from itertools import groupby, islice
 from typing import Any, NamedTuple, TypeVar
 
 from oncely import ops
-from oncely.core.durations import Duration, seconds
+from oncely.core.durations import seconds
 from oncely.core.shown import span
 from oncely.ledger import Ledger
 from oncely.ops import Snag
@@ -89,7 +89,7 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
     --json` has it.
     """
     return {
-        "hours": _by_hour(went_on.points),
+        "hours": [*_by_hour(went_on.points)],
         "hour": went_on.hour,
         "day": _worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
         "day_count": len(went_on.day),
@@ -98,16 +98,12 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
     }
 
 
-def _by_hour(points: Sequence[ops.Point]) -> Sequence[Hour]:
+def _by_hour(points: Sequence[ops.Point]) -> Iterator[Hour]:
     _, *counts = Hour._fields
-    hours = [
-        (number * _HOUR_S, [*group])
-        for number, group in groupby(points, key=lambda point: point.began // _HOUR_S)
-    ]
-    return [
-        Hour(began, *(sum(getattr(each, name) for each in found) for name in counts))
-        for began, found in hours
-    ]
+    for number, group in groupby(points, key=lambda point: point.began // _HOUR_S):
+        found = [*group]
+        sums = (sum(getattr(each, name) for each in found) for name in counts)
+        yield Hour(number * _HOUR_S, *sums)
 
 
 def consumers(ledger: Ledger, found: ops.Status) -> Contents:
@@ -117,12 +113,8 @@ def consumers(ledger: Ledger, found: ops.Status) -> Contents:
     return {
         "found": found.as_dict(),
         "by_consumer": shown,
-        "retentions": {name: _in_words(each) for name, each in kept.items()},
+        "retentions": {name: span(seconds(each, "retention")) for name, each in kept.items()},
     }
-
-
-def _in_words(kept: Duration) -> str:
-    return span(seconds(kept, "retention"))
 
 
 # ---- Lists of messages -------------------------------------------------------------------------

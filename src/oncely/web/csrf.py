@@ -19,10 +19,6 @@ class FormTokens:
     def __init__(self, secret: str | None) -> None:
         self._secret = secrets.token_bytes(32) if secret is None else secret.encode()
 
-    def new_cookie(self) -> str:
-        """What a browser without a cookie is given."""
-        return secrets.token_urlsafe(32)
-
     def token(self, cookie: str, user: User | None) -> str:
         """What a form carries that goes to this user's browser."""
         name = "" if user is None else user.name

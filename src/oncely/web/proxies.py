@@ -1,7 +1,7 @@
 """Proxies in front of the dashboard, which tell in headers who asks, and by which scheme."""
 
 from collections.abc import Collection, Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 
 from oncely.core.errors import ConfigError
 from oncely.web.users import Role, Scope, User, header
@@ -28,9 +28,11 @@ class TrustedProxies:
         """Whether one of them sends this request."""
         client = scope.get("client")
         try:
-            peer = _plain(ip_address(client[0] if client else ""))
+            peer = ip_address(client[0] if client else "")
         except ValueError:
             return False
+        if isinstance(peer, IPv6Address):
+            peer = peer.ipv4_mapped or peer  # A server on IPv6 sees ::ffff:10.0.0.7.
         return any(peer in network for network in self._networks)
 
     def is_secure(self, scope: Scope) -> bool:
@@ -66,9 +68,3 @@ class ProxyAuth:
             return None
         is_operator = name in self._operators or EVERYBODY in self._operators
         return User(name, Role.OPERATOR if is_operator else Role.VIEWER)
-
-
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The same, of one that a server on IPv6 sees as ::ffff:10.0.0.7."""
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address

@@ -49,8 +49,9 @@ class TokenGate:
         if request.method in LOOKING and self._is_right(in_address):
             return self._let_in(request)
         in_cookie = request.cookies.get(_cookie(request), "")
-        known = self._is_right(in_cookie) or self._is_right(_bearer(request))
-        return None if known else self._refusal
+        kind, _, bearer = (header(request.scope, "authorization") or "").partition(" ")
+        is_right = kind.lower() == "bearer" and self._is_right(bearer.strip())
+        return None if is_right or self._is_right(in_cookie) else self._refusal
 
     def _is_right(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self._token)
@@ -74,8 +75,3 @@ def _cookie(request: Request) -> str:
     """
     where = request.headers.get("host", "") + request.scope.get("root_path", "")
     return _COOKIE + re.sub("[^A-Za-z0-9]", "-", where)
-
-
-def _bearer(request: Request) -> str:
-    kind, _, token = (header(request.scope, "authorization") or "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""

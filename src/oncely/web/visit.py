@@ -81,11 +81,6 @@ class Visit:
             raise ConfigError(f"limit: {text!r} is not a whole number from 1 to {MOST:,}")
         return int(text)
 
-    @property
-    def at_once(self) -> int:
-        """How many can be decided with one form."""
-        return MOST
-
     def sent(self, name: str) -> Sequence[str]:
         """The values of a field of the form."""
         form: Form = self.request.scope["oncely.form"]
@@ -124,6 +119,7 @@ class Visit:
             "csrf": _TOKEN,
             "command": None,
             "heading": "h2",
+            "at_once": MOST,
         }
         html = render(template, {**known, **context}).encode()
         return HTMLResponse(html, status) if self.is_shared else self._own(html, status)
@@ -133,7 +129,7 @@ class Visit:
         cookie = self.request.cookies.get(COOKIE, "")
         is_new = self.may_change and not cookie
         if is_new:
-            cookie = self.site.tokens.new_cookie()
+            cookie = secrets.token_urlsafe(32)
         token = self.site.tokens.token(cookie, self.user)
         html = html.replace(_TOKEN.encode(), token.encode())
         html = html.replace(_NAME.encode(), escape(shown(self.by)).encode())

@@ -42,6 +42,11 @@ class Chosen(NamedTuple):
     left_out: Sequence[str] = ()
 
 
+def named(key: Key) -> str:
+    """A message in a sentence."""
+    return f"{key.message_id!r} ({key.consumer})"
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionPages:
     """The page that says first what a decision would do, and the one that does it."""

@@ -10,7 +10,7 @@ from oncely.core.shown import shown
 from oncely.core.waiting import DeadLetter
 from oncely.web import contents
 from oncely.web.decisions import LETTERS
-from oncely.web.pages.lists import command, more_of
+from oncely.web.pages.lists import listed
 from oncely.web.visit import Visit
 
 _EDITABLE = 100_000
@@ -19,14 +19,7 @@ _EDITABLE = 100_000
 
 def letters(visit: Visit) -> Response:
     """The dead letters of a consumer, or of all."""
-    listed = contents.failed(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
-    return visit.page(
-        "failed.html",
-        **listed,
-        more_link=more_of(visit, listed["more"]),
-        decisions=LETTERS.values(),
-        command=command("dead list", visit),
-    )
+    return listed(visit, "failed.html", contents.failed, LETTERS.values(), "dead list")
 
 
 def export(visit: Visit) -> Response:

@@ -1,14 +1,16 @@
 """The overview and the lists: what a ledger has, as one page each shows it."""
 
 import shlex
+from collections.abc import Callable, Iterable
 
 from starlette.responses import Response
 
 from oncely import ops
 from oncely.core.errors import ConfigError
+from oncely.ledger import Ledger
 from oncely.web import contents
-from oncely.web.contents import LIMIT
-from oncely.web.decisions import RECORDS, UNSENT, WAITING
+from oncely.web.contents import LIMIT, Contents
+from oncely.web.decisions import RECORDS, UNSENT, WAITING, OperatorDecision
 from oncely.web.visit import MOST, Visit
 
 
@@ -23,6 +25,24 @@ def command(words: str, visit: Visit) -> str:
 def more_of(visit: Visit, more: bool) -> str | None:
     """The address of the same list with more rows; None where there are no more to show."""
     return visit.here(limit=min(10 * visit.limit, MOST)) if more and visit.limit < MOST else None
+
+
+def listed(
+    visit: Visit,
+    page: str,
+    show: Callable[[Ledger, str | None, int, float], Contents],
+    decisions: Iterable[OperatorDecision],
+    words: str,
+) -> Response:
+    """The messages of a consumer, or of all, that `show` gives, and what can be decided of them."""
+    shown = show(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
+    return visit.page(
+        page,
+        **shown,
+        more_link=more_of(visit, shown["more"]),
+        decisions=[*decisions],
+        command=command(words, visit),
+    )
 
 
 def overview(visit: Visit) -> Response:
@@ -52,27 +72,13 @@ def in_doubt(visit: Visit) -> Response:
     """Claims whose lease has run out, of which nobody knows whether the effect happened: those of a
     consumer, or of all.
     """
-    shown = contents.in_doubt(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
-    return visit.page(
-        "in_doubt.html",
-        **shown,
-        has_probe=any(each["consumer"] in visit.site.probes for _, each in shown["records"]),
-        more_link=more_of(visit, shown["more"]),
-        decisions=[each for each in RECORDS.values() if ops.IN_DOUBT in each.words],
-        command=command("list --state in-doubt", visit),
-    )
+    decisions = (each for each in RECORDS.values() if ops.IN_DOUBT in each.words)
+    return listed(visit, "in_doubt.html", contents.in_doubt, decisions, "list --state in-doubt")
 
 
 def waiting(visit: Visit) -> Response:
     """What has failed and is tried again by itself, and when: of a consumer, or of all."""
-    shown = contents.waiting(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
-    return visit.page(
-        "waiting.html",
-        **shown,
-        more_link=more_of(visit, shown["more"]),
-        decisions=WAITING.values(),
-        command=command("waiting", visit),
-    )
+    return listed(visit, "waiting.html", contents.waiting, WAITING.values(), "waiting")
 
 
 def outbox(visit: Visit) -> Response:
@@ -108,20 +114,15 @@ def runs(visit: Visit) -> Response:
 
 def audit(visit: Visit) -> Response:
     """What people changed last, and before an entry."""
-    before = _number(visit.query("before"))
-    shown = contents.audit(visit.ledger, before, visit.ledger.now())
-    own = "" if before is None else f" --before {before}"
+    before = visit.query("before")
+    if before is not None and (not before.isascii() or not before.isdigit() or len(before) > 18):
+        raise ConfigError(f"before: {before!r} is not the number of an entry")
+    number = None if before is None else int(before)
+    shown = contents.audit(visit.ledger, number, visit.ledger.now())
+    own = "" if number is None else f" --before {number}"
     return visit.page(
         "audit.html",
         **shown,
         older=visit.link("/audit", before=shown["entries"][-1].id) if shown["more"] else None,
         command=f"oncely audit{own} --json",
     )
-
-
-def _number(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise ConfigError(f"before: {text!r} is not the number of an entry")
-    return int(text)

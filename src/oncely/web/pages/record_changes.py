@@ -2,27 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from oncely import ops
 from oncely.core.errors import RefusedError, StoreError, mask_passwords
-from oncely.core.record import Key, Record
+from oncely.core.record import Record
 from oncely.web.decisions import RECORDS, OperatorDecision
 from oncely.web.marks import read_record_mark, record_mark
-from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject
+from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named
 from oncely.web.visit import MOST, Visit
 
 _PROBING_S = 30.0
 """After that no further probe is begun: a browser, or a proxy, does not wait for ever."""
 _FASTER = "it has changed since it was shown: a worker or somebody else was faster"
-
-
-class _Told(NamedTuple):
-    """What came of a probe."""
-
-    text: str
-    is_decided: bool = False
-    audit_error: str | None = None
 
 
 def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
@@ -32,72 +23,68 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
         return _probed(visit, records, changed_before)
     changed = decided.apply(visit.ledger, records, by=visit.by, why=visit.field("why"))
     refused = [*changed_before, *(refusal.reason for refusal in changed.refused)]
-    return Outcome([*map(_named, changed.done)], refused, changed.audit_error)
+    return Outcome([*map(named, changed.done)], refused, changed.audit_error)
 
 
 def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
     """Ask about one after another, while there is time."""
     done: list[str] = []
     refused = [*left_out]
-    audit_error = None
+    audit_error: str | None = None
     until = time.monotonic() + _PROBING_S
     for record in records:
-        if time.monotonic() > until:
-            told = _Told("not asked, as the others took too long: choose it again")
-        else:
-            told = _probed_one(visit, record)
-        (done if told.is_decided else refused).append(f"{_named(record.key)}: {told.text}")
-        audit_error = audit_error or told.audit_error
+        changed, said = None, "not asked, as the others took too long: choose it again"
+        if time.monotonic() <= until:
+            changed, said = _probed_one(visit, record)
+        is_decided = changed is not None and changed.done
+        (done if is_decided else refused).append(f"{named(record.key)}: {said}")
+        if changed is not None:
+            audit_error = audit_error or changed.audit_error
     return Outcome(done, refused, audit_error)
 
 
-def _probed_one(visit: Visit, record: Record) -> _Told:
+def _probed_one(visit: Visit, record: Record) -> tuple[ops.Changed | None, str]:
+    """What a probe has changed, and what came of it in words."""
     probe = visit.site.probes.get(record.key.consumer)
     if probe is None:
-        return _Told("its consumer has no probe here")
+        return None, "its consumer has no probe here"
     try:
         found = ops.probe(visit.ledger, record, probe, by=visit.by, why=visit.field("why"))
     except (RefusedError, StoreError) as error:
         # Others may be decided already: the page has to name them.
-        return _Told(mask_passwords(str(error)))
+        return None, mask_passwords(str(error))
     said = found.finding.replace("_", " ")
     reasons = [found.error or "", *(refusal.reason for refusal in found.changed.refused)]
     lines = [reason.splitlines()[0] for reason in reasons if reason]
-    changed = found.changed
-    return _Told(": ".join([said, *lines]), bool(changed.done), changed.audit_error)
+    return found.changed, ": ".join([said, *lines])
 
 
 def _choose(visit: Visit) -> Chosen:
-    records, left_out = _every(visit) if visit.sent("every") else _unchanged(visit)
+    if visit.sent("every"):
+        # All in doubt, of the list that was shown.
+        consumer = visit.field("consumer") or None
+        selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
+        records, more = ops.select(visit.ledger, selection, MOST)
+        left_out = [MORE] if more else []
+    else:
+        records, left_out = _unchanged(visit)
     now = visit.ledger.now()
     subjects = [
-        Subject(each.key, record_mark(each), f"{_named(each.key)}: {ops.word_for(each, now)}")
+        Subject(each.key, record_mark(each), f"{named(each.key)}: {ops.word_for(each, now)}")
         for each in records
     ]
     return Chosen(subjects, left_out)
 
 
-def _every(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
-    """All in doubt, of the list that was shown."""
-    consumer = visit.field("consumer") or None
-    selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
-    found = ops.select(visit.ledger, selection, MOST)
-    return found.records, [MORE] if found.more else []
-
-
-def _unchanged(visit: Visit) -> tuple[Sequence[Record], Sequence[str]]:
+def _unchanged(visit: Visit) -> tuple[Sequence[Record], list[str]]:
     """The named records that are as they were shown, and what to say of the others."""
     shown = dict(map(read_record_mark, visit.sent("record")[:MOST]))
     found = visit.ledger.find_many(shown)
     unchanged = {key: each for key, each in found.items() if each.version == shown[key]}
     return (
         [unchanged[key] for key in shown if key in unchanged],
-        [f"{_named(key)}: {_FASTER}" for key in shown if key not in unchanged],
+        [f"{named(key)}: {_FASTER}" for key in shown if key not in unchanged],
     )
-
-
-def _named(key: Key) -> str:
-    return f"{key.message_id!r} ({key.consumer})"
 
 
 PAGES = DecisionPages(RECORDS, "/records/change", "/in-doubt", "record", _choose, _decide)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from oncely.core.record import Key
 from oncely.web.decisions import WAITING, OperatorDecision
 from oncely.web.marks import read_waiting_mark, waiting_mark
-from oncely.web.pages.confirming import Chosen, DecisionPages, Outcome, Subject
+from oncely.web.pages.confirming import Chosen, DecisionPages, Outcome, Subject, named
 from oncely.web.visit import MOST, Visit
 
 
@@ -14,7 +14,7 @@ def _keys(visit: Visit) -> Iterable[Key]:
 
 
 def _choose(visit: Visit) -> Chosen:
-    return Chosen([Subject(key, waiting_mark(key), _label(key)) for key in _keys(visit)])
+    return Chosen([Subject(key, waiting_mark(key), named(key)) for key in _keys(visit)])
 
 
 def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
@@ -22,11 +22,7 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
     keys = [*_keys(visit)]
     changed = decided.apply(visit.ledger, keys, by=visit.by, why=visit.field("why"))
     refused = [each.reason for each in changed.refused]
-    return Outcome([*map(_label, changed.done)], refused, changed.audit_error)
-
-
-def _label(key: Key) -> str:
-    return f"{key.message_id!r} ({key.consumer})"
+    return Outcome([*map(named, changed.done)], refused, changed.audit_error)
 
 
 PAGES = DecisionPages(WAITING, "/waiting/change", "/waiting", "record", _choose, _decide)
