@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import certifi
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
@@ -55,6 +56,11 @@ OpenSqlite = Callable[..., SqlStore]
 def pytest_configure() -> None:
     """Before other processes are started, which are to collect the same tests."""
     fix_turn()
+    # How long an example takes is no matter of the tests.
+    settings.register_profile(
+        "oncely", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("oncely")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -126,6 +126,7 @@ EMPTY, OF_NO_USE = "it is empty; write the one", r"an? \w+ is neither text nor b
     ("secret", "said"),
     [
         *((secret, EMPTY) for secret in (None, "", b"", [], [""], ["c2VjcmV0", None], [b""])),
+        *((secret, EMPTY) for secret in ("   ", "\n", b" \t", ["c2VjcmV0", " "])),
         *((secret, OF_NO_USE) for secret in (7, {"s": 1}, [7], bytearray(b"s"))),
     ],
 )

@@ -55,7 +55,8 @@ def _answers(url: str) -> bool:
 
 def test_under_gunicorn(tmp_path: Path) -> None:
     """Of many equal requests one is made, and all others are told to come back, or given its
-    answer. Any framework takes deliveries by a webhook's function, also in forked processes.
+    answer. Any framework takes deliveries by a webhook's function, also in forked processes. A
+    request that was cut off, which gunicorn hands over as whole, does not block the correct one.
     """
     with served(tmp_path) as url, httpx.Client(timeout=LIMIT_S) as client:
 
@@ -66,11 +67,28 @@ def test_under_gunicorn(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as threads:
             answers = [*threads.map(post, range(40)), post(40)]
         delivered = [deliver(client, f"{url}/hooks") for _ in range(6)]
-    assert (tmp_path / "effects").read_text().split() == ["o1"]
+        body = b'{"number": "o2"}'
+        cut_off(url, len(body), body[:9])
+        headers = {"Idempotency-Key": "k2", "Content-Type": "application/json"}
+        whole = client.post(f"{url}/orders", content=body, headers=headers)
+    assert [whole.status_code, "idempotency-replayed" in whole.headers] == [201, False]
+    assert (tmp_path / "effects").read_text().split() == ["o1", "o2"]
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert answers[-1].headers["idempotency-replayed"] == "true"
     assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
     assert delivered == [202] + [200] * 5
+
+
+def cut_off(url: str, length: int, body: bytes) -> None:
+    """Be a client that says how long its body is, and ends before."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), LIMIT_S) as connection:
+        fields = f"Content-Length: {length}\r\nContent-Type: application/json\r\n"
+        start = f"POST /orders HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k2\r\n{fields}\r\n"
+        connection.sendall(start.encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65_536):
+            pass
 
 
 def deliver(client: httpx.Client, url: str) -> int:

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from threading import Event
 
 import pytest
+from pymysql.err import InternalError
 from sqlalchemy.event import listen
 from tests.conditions import LIMIT_S, wait_until
 from tests.integration.others import Other
@@ -17,6 +18,7 @@ from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
+from oncely.stores.sql.dialect import Fault
 
 _MESSAGES = int(os.environ.get("ONCELY_TEST_ENDED_SESSIONS", "500"))
 _CONSUMER = "billing"
@@ -182,3 +184,12 @@ def test_row_with_an_unknown_status(ledger: Ledger, other: Other) -> None:
         ledger.claim(_A)
     assert list(ledger.scan()) == []
     assert ledger.counts() == {}
+
+
+def test_the_last_words_of_a_server_are_no_answer(mysql_ledger_url: str) -> None:
+    """MariaDB may end a session in the midst of its answer: PyMySQL then counts wrong."""
+    with closing(open_ledger(mysql_ledger_url)) as ledger:
+        store = ledger._store
+        assert isinstance(store, SqlStore)
+        error = InternalError("Packet sequence number wrong - got 1 expected 2")
+        assert store._dialect.fault(error) is Fault.LOST

@@ -80,4 +80,10 @@ def to_replay(kept: Any) -> HttpAnswer | None:
         case _:
             return None
     fields = [(str(name), str(value)) for name, value in headers]
-    return HttpAnswer(status, [*fields, REPLAYED, REPLAYED_AS_STRIPE_SAYS], body)
+    return HttpAnswer(status, fields, body)
+
+
+def as_replay(answer: HttpAnswer) -> HttpAnswer:
+    """The response with the fields that tell a client that it is a replay."""
+    fields = [*answer.fields, REPLAYED, REPLAYED_AS_STRIPE_SAYS]
+    return HttpAnswer(answer.status, fields, answer.body)

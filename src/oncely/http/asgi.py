@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
@@ -9,6 +10,7 @@ from oncely.async_ledger import SteadyLedger
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
+from oncely.http.problems import Refused
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
@@ -21,6 +23,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _log = EventLog(__name__)
 
+_ACCEPTED = b"accept-encoding"
+_QUICK = 16 * 1024
+"""Bodies of at most so many bytes are read as JSON in the event loop: that takes it a millisecond.
+"""
 _PAST_US = ("http.response.pathsend", "http.response.zerocopysend")
 """Extensions by which the server sends a file: middleware does not see the body."""
 
@@ -57,19 +63,29 @@ class IdempotencyKey:
     async def _keyed(
         self, key: str, fields: list[tuple[str, str]], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        body = RequestBody(self._requests.max_body)
-        try:
-            if not await read_into(body, receive):
-                body.close()
-                return  # The client disconnected before its request was complete.
-            work = self._requests.work(key, _request(scope, fields, body))
+        with ExitStack() as stack:
+            try:
+                body = self._requests.body(
+                    dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+                )
+                stack.callback(body.close)
+                if not await _read_into(body, receive):
+                    return  # The client disconnected before its request was complete.
+                body.check_whole()
+                request = _request(scope, fields, body)
+                if self._requests.asks or body.length > _QUICK:
+                    # A user's function may wait, and a mebibyte of JSON takes half a second.
+                    work = await asyncio.to_thread(self._requests.work, key, request)
+                else:
+                    work = self._requests.work(key, request)
+            except Refused as refused:
+                await send_whole(send, self._requests.told(refused.problem))
+                return
             state = RequestState(self._requests.ledger, work, key)
             inner = _with_state(scope, state)
             running = _Running(self._app, work, inner, body, send)
             task = asyncio.ensure_future(running.run(self._calls))
-        except BaseException:
-            body.close()
-            raise
+            stack.pop_all()
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: body.close())
@@ -242,7 +258,7 @@ class _Running:
                 await self._send(event)
 
 
-async def read_into(body: RequestBody, receive: Receive) -> bool:
+async def _read_into(body: RequestBody, receive: Receive) -> bool:
     """Read a request's body; return whether it is complete."""
     while True:
         event = await receive()
@@ -266,12 +282,17 @@ def fields_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
 
 
 def _with_state(scope: Scope, state: RequestState) -> Scope:
+    """The scope as the application gets it. What is kept is its own answer: whoever repeats the
+    request may not accept its compression.
+    """
     scope.setdefault("state", {})["oncely"] = state
-    extensions = scope.get("extensions")
-    if not extensions:
-        return scope
-    seen = {name: value for name, value in extensions.items() if name not in _PAST_US}
-    return {**scope, "extensions": seen}
+    changed: dict[str, Any] = {}
+    if extensions := scope.get("extensions"):
+        seen = {name: value for name, value in extensions.items() if name not in _PAST_US}
+        changed["extensions"] = seen
+    if state.key is not None and _ACCEPTED in dict(scope["headers"]):
+        changed["headers"] = [each for each in scope["headers"] if each[0] != _ACCEPTED]
+    return {**scope, **changed} if changed else scope
 
 
 def _request(scope: Scope, fields: Sequence[tuple[str, str]], body: RequestBody) -> HttpRequest:

@@ -6,8 +6,8 @@ Put "oncely.http.DjangoIdempotencyKey" into MIDDLEWARE, and `ONCELY = {"ledger":
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -22,9 +22,10 @@ from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import ConfigError
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http.answers import HttpAnswer
-from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
+from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.passing import Passing, passing
+from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState, answer_of
 from oncely.http.request_work import ErrorAnswer, RequestWork
 from oncely.ledger import Ledger, open_ledger
@@ -62,12 +63,14 @@ class DjangoIdempotencyKey:
         if key is None:
             request.oncely = RequestState(self._requests.ledger)
             return self._get_response(request)
-        body = RequestBody(self._requests.max_body)
-        # Django may read it after this.
-        finalize(request, body.close)
-        if not _read_into(body, request):
-            return self._answered(HttpResponse(status=400))
-        work = self._work_of(key, request, fields, body)
+        try:
+            body = self._requests.body(request.META.get("CONTENT_LENGTH"))
+            # Django may read it after this.
+            finalize(request, body.close)
+            _read_into(body, request)
+            work = self._work_of(key, request, fields, body)
+        except Refused as refused:
+            return self._answered(_response(self._requests.told(refused.problem)))
         request.oncely = RequestState(self._requests.ledger, work, key)
         return self._shielded(work, request) if self._is_async else self._run(work, request)
 
@@ -102,7 +105,8 @@ class DjangoIdempotencyKey:
                 if not work.is_new:
                     calls = InlineCalls(self._requests.ledger)
                     return _response(run_inline(work.replayed(calls)))
-                response = self._get_response(request)
+                with _uncompressed(request):
+                    response = self._get_response(request)
                 if response.streaming:
                     stream, end = _streamed(work, response)
                     response.streaming_content = Passing(iter(stream), end, stack.pop_all())
@@ -127,7 +131,8 @@ class DjangoIdempotencyKey:
                 if not work.is_new:
                     calls = SteadyLedger(self._requests.ledger)
                     return _response(await work.replayed(calls))
-                response = await self._get_response(request)
+                with _uncompressed(request):
+                    response = await self._get_response(request)
                 if response.streaming:
                     stream, end = _streamed(work, response)
                     response.streaming_content = passing(aiter(stream), end, stack.pop_all())
@@ -138,29 +143,40 @@ class DjangoIdempotencyKey:
             return _after(error, work, response)
 
 
-def _read_into(body: RequestBody, request: Any) -> bool:
-    """Read a request's body so that Django can read it again; return whether it is complete.
+def _read_into(body: RequestBody, request: Any) -> None:
+    """Read a request's body so that Django can read it again.
 
-    Raises ConfigError if another middleware has read the body.
+    Raises Refused where it is incomplete or too large, and ConfigError if another middleware has
+    read the body.
     """
     if hasattr(request, "_body"):
         body.write(request.body)
-        return True
+        return
     if request._read_started:
         raise ConfigError(
             "DjangoIdempotencyKey: another middleware has read the request's body; put "
             '"oncely.http.DjangoIdempotencyKey" before it'
         )
     try:
-        length = content_length(request.META)
         while piece := request.read(PIECE):
             body.write(piece)
-    except (EOFError, UnreadablePostError):
-        return False
+    except UnreadablePostError:
+        raise Refused(INCOMPLETE) from None
+    body.check_whole()
     request._stream.close()
     request._stream, request._read_started = body.file, False
-    # In WSGI an incomplete body ends like any other.
-    return body.length >= length
+
+
+@contextmanager
+def _uncompressed(request: DjangoRequest) -> Iterator[None]:
+    """Within the block no compression is accepted: what is kept is the view's own answer, and
+    whoever repeats the request may not accept it.
+    """
+    accepted = request.META.pop("HTTP_ACCEPT_ENCODING", "")
+    try:
+        yield
+    finally:
+        request.META["HTTP_ACCEPT_ENCODING"] = accepted
 
 
 def _streamed(work: RequestWork, response: Any) -> tuple[StreamingHttpResponse, Callable[[], None]]:

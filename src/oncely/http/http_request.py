@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from oncely.core.ids import fingerprint_of
 from oncely.http.json_equality import equal_json
+from oncely.http.problems import INCOMPLETE, Refused, too_large
 
 PIECE = 64 * 1024
 """Bytes of a body that are read at a time."""
@@ -16,30 +17,46 @@ _DIGEST_BYTES = 16
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
-def content_length(environ: Mapping[str, Any]) -> int:
-    """The length of a request's body by its environ; 0 if it is missing. Raises EOFError for a
-    value that is not a length.
+def content_length(length: str | None) -> int:
+    """The length that a request says its body has; 0 if it says none. Raises Refused for a value
+    that is not a length.
     """
-    length = environ.get("CONTENT_LENGTH") or "0"
+    length = length or "0"
     if not _LENGTH.fullmatch(length):
-        raise EOFError
+        raise Refused(INCOMPLETE)
     return int(length)
 
 
 class RequestBody:
-    """A request's body: in memory up to `most_in_memory` bytes, else in a temporary file."""
+    """A request's body of at most `most` bytes: up to `most_in_memory` in memory, else in a
+    temporary file.
 
-    def __init__(self, most_in_memory: int) -> None:
+    `declared` is the length that the request says it has. Servers hand over a body that was cut off
+    as if it were whole; some do so even where they say that it is.
+    """
+
+    def __init__(self, most_in_memory: int, most: int, declared: str | None) -> None:
         self._most_in_memory = most_in_memory
+        self._most = most
+        self._declared = content_length(declared) if declared else 0
+        if self._declared > most:
+            raise Refused(too_large(most))
+        self.length = 0
         self.file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - `close` closes it.
             max_size=most_in_memory
         )
-        self.length = 0
 
     def write(self, piece: bytes) -> None:
-        """Add a piece of the body."""
+        """Add a piece of the body. Raises Refused where it becomes too large."""
         self.length += len(piece)
+        if self.length > self._most:
+            raise Refused(too_large(self._most))
         self.file.write(piece)
+
+    def check_whole(self) -> None:
+        """Raise Refused where less has come than the request says."""
+        if self.length < self._declared:
+            raise Refused(INCOMPLETE)
 
     def pieces(self) -> Iterator[bytes]:
         """The whole body, from its beginning."""

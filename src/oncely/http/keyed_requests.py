@@ -2,15 +2,19 @@
 framework.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, Required, TypedDict, get_type_hints
 from urllib.parse import quote, urlsplit
 
 from oncely._util.event_log import EventLog
+from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
-from oncely.core.durations import Duration
+from oncely.core.durations import Duration, positive_seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.fingerprint import content_of
 from oncely.core.ids import MAX_ID_LENGTH, Id, fingerprint_of, id_of_key
@@ -18,19 +22,28 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.sizes import Size, bytes_in
 from oncely.core.waiting import digest
+from oncely.engine.async_calls import AsyncCalls
+from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http import problems
-from oncely.http.answers import NEVER_REPLAYED, HttpAnswer
+from oncely.http.answers import NEVER_REPLAYED, HttpAnswer, as_replay, to_replay
 from oncely.http.header_field import FIELD, read_key
-from oncely.http.http_request import HttpRequest
-from oncely.http.problems import Errors, Problem, problem_json
+from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.problems import Errors, Problem, Refused, problem_json
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import RequestWork
+from oncely.http.request_work import LateError, RequestWork
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import check_called
 
 _log = EventLog(__name__)
+
+Keep = Callable[[HttpAnswer], HttpAnswer | None]
+Restore = Callable[[HttpAnswer], HttpAnswer]
+
+_LEASE = "30s"
+_THREADS = 64
+"""How many requests of sync applications may wait for the ledger at a time."""
 
 
 class KeyOptions(TypedDict, total=False):
@@ -44,13 +57,22 @@ class KeyOptions(TypedDict, total=False):
     """Whether a request without a key is refused. By default it is not: it runs as without
     oncely."""
     scope: Callable[[HttpRequest], Id | None]
-    """Returns the user or the tenant, whose keys are separate from all others'. The method and the
-    path are always part of the key in the ledger."""
+    """Returns the stable name of the user or the tenant, whose keys are separate from all others'.
+    Only a digest of it is stored. Without it, keys are separate by `credentials`. The method and
+    the path are always part of the key in the ledger."""
+    credentials: Collection[str]
+    """The header fields that tell callers apart where there is no `scope`: Authorization and
+    Cookie by default. A caller whose token is renewed is another one."""
+    authorize: Callable[[HttpRequest], bool]
+    """Returns whether its sender may make the request: else it is answered with 403. For a
+    middleware that stands outside of the application's own authentication. Called in a thread where
+    the application is async."""
     fingerprint: Callable[[HttpRequest], Any]
     """Returns the fingerprint of a request, instead of the one of method, path, query and body: it
     tells apart two requests with one key."""
     bare_keys: bool
-    """Whether a key may be without quotation marks, as with Stripe."""
+    """Whether a key may be without quotation marks, as nearly all clients send it: True by default.
+    With False, only as the draft writes it."""
     keep_4xx: bool | Collection[int]
     """Whether responses of 400 to 499 are kept, or which of them. Else the request counts as never
     made, and its key may be used for a corrected request."""
@@ -60,6 +82,12 @@ class KeyOptions(TypedDict, total=False):
     max_body: Size
     """A larger response passes through, and is not kept. 1MiB by default. A request's own body is
     in memory up to that size, and else in a temporary file."""
+    max_request_body: Size
+    """A request with a key and a larger body is answered with 413. 10MiB by default."""
+    keep: Keep | tuple[Keep, Restore]
+    """Returns the response as it is kept, such as without what is secret in it; None keeps nothing
+    of it, and a repetition is answered with 409. Or a pair: the second function makes of what was
+    kept the response to replay, as one that decrypts it."""
     not_replayed: Collection[str]
     """Names of header fields that are not replayed, in addition to those that never are."""
     errors: Errors
@@ -67,7 +95,12 @@ class KeyOptions(TypedDict, total=False):
     documentation: str
     """The URL where the API documents its idempotency keys: problems link to it."""
     lease: Duration
-    """Replaces the policy's."""
+    """Replaces the policy's: 30s by default, extended while the application runs. After the death
+    of a server, its requests wait so long."""
+    timeout: Duration
+    """How long a request waits for the ledger, 5s by default: a new one is then answered with 503,
+    unless the policy's `on_outage` says otherwise; the response of the application is sent, and
+    stored as soon as the ledger answers."""
     policy: Policy
 
 
@@ -80,8 +113,10 @@ class KeyedRequests:
     def __init__(self, ledger: Ledger, options: Mapping[str, Any]) -> None:
         _check_names(options)
         consumer, policy = options.get("consumer"), options.get("policy", Policy())
+        is_default = getattr(policy, "lease", None) == Policy().lease
+        lease = options.get("lease", _LEASE if is_default else None)
         self.handling = Handling.under(
-            ledger, consumer or "", policy, options.get("lease"), keep_result=True, is_called=True
+            ledger, consumer or "", policy, lease, keep_result=True, is_called=True
         )
         ledger.recorder.works_as("http", self.handling.consumer)
         self.outage = Outage(
@@ -94,20 +129,40 @@ class KeyedRequests:
         )
         """While the store is away, and requests do not run for that reason."""
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
+        self._most = bytes_in(options.get("max_request_body", "10MiB"), "max_request_body")
+        self._timeout_s = positive_seconds(
+            options.get("timeout", "5s"), "timeout", 'refuse all; write "5s"'
+        )
         methods = _texts(options.get("methods", ("POST", "PATCH")), "methods", ["POST"])
         self._methods = frozenset(method.upper() for method in methods)
         self._required = _flag(options, "required")
         self._scope = _function(options, "scope")
+        credentials = options.get("credentials", ("Authorization", "Cookie"))
+        names = _texts(credentials, "credentials", ["Authorization"])
+        self._credentials = frozenset(name.lower() for name in names)
+        self._authorize = _function(options, "authorize")
+        self.asks = self._authorize is not None
+        """Whether a function of the user's is asked about each request, which may take long."""
         self._fingerprint = _function(options, "fingerprint")
-        self._takes_bare = _flag(options, "bare_keys")
+        self._takes_bare = _flag(options, "bare_keys", default=True)
         self._keep_4xx = _kept_4xx(options.get("keep_4xx", False))
         self._keep_5xx = _flag(options, "keep_5xx")
         fields = _texts(options.get("not_replayed", ()), "not_replayed", ["X-Request-Id"])
         self.not_replayed = NEVER_REPLAYED | {name.lower() for name in fields}
+        self.keep, self._restore = _kept_by(options.get("keep"))
         self._errors: Errors = check_called(
             options.get("errors", problem_json), "errors", ["problem"]
         )
         self._documentation = _url(options.get("documentation"))
+        self._has_told_no_scope = False
+        self._following: set[asyncio.Task[None]] = set()
+        """References to running tasks, which nothing else holds."""
+        self.start_afresh()
+        afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Leave the threads to the parent: called in a forked child."""
+        self._threads = ThreadPoolExecutor(_THREADS, "oncely-http")
 
     @property
     def ledger(self) -> Ledger:
@@ -129,11 +184,19 @@ class KeyedRequests:
             return self.told(problems.KEY_MISSING)
         return key
 
-    def work(self, key: str, request: HttpRequest) -> RequestWork:
-        """The work on `request`, which has that key. Raises ConfigError if the request is handled
-        under the same consumer already.
+    def body(self, declared: str | None) -> RequestBody:
+        """The body of a request with a key, to be read; `declared` is its Content-Length. Raises
+        Refused where that is too large.
         """
-        message_id = _message_id(request, self._scope_of(request), key)
+        return RequestBody(self.max_body, self._most, declared)
+
+    def work(self, key: str, request: HttpRequest) -> RequestWork:
+        """The work on `request`, which has that key. Raises Refused where it may not run, and
+        ConfigError if the request is handled under the same consumer already.
+        """
+        if self._authorize is not None and not self._authorize(request):
+            raise Refused(problems.NOT_AUTHORIZED)
+        message_id = _message_id(request, self._caller_of(request), key)
         around = getattr(request, "oncely", None)
         if isinstance(around, RequestState) and around.is_within(self.handling, message_id):
             raise ConfigError(
@@ -150,12 +213,36 @@ class KeyedRequests:
         turn = Turn(Asked(message_id, self._fingerprint_of(request), message))
         return RequestWork(self, turn)
 
-    def _scope_of(self, request: HttpRequest) -> str | None:
+    def _caller_of(self, request: HttpRequest) -> str:
+        """Whose key it is: a digest, since it may be a token, and ids are shown to people. Empty
+        for a request without credentials.
+        """
+        if self._scope is None:
+            found = [pair for pair in request.fields if pair[0].lower() in self._credentials]
+            return digest(*(value for _, value in found)) if found else ""
         try:
-            return None if self._scope is None else id_of_key(self._scope(request))
+            scope = id_of_key(self._scope(request))
         except MessageError as error:
             text = str(error).replace("key returned", "returned").replace("order.id", "user.id")
             raise ConfigError(f"scope: {text}") from None
+        if not scope:
+            self._log_no_scope(request)
+            raise Refused(problems.SCOPE_MISSING)
+        return digest(scope)
+
+    def _log_no_scope(self, request: HttpRequest) -> None:
+        if not self._has_told_no_scope:
+            self._has_told_no_scope = True
+            _log.error(
+                "scope: it returned nothing for %(method)s %(path)s; return str(user.id), and "
+                "something that is only theirs for requests without a user: requests for which it "
+                "returns nothing are answered with 500",
+                extra={
+                    "event": "scope_missing",
+                    "method": request.method,
+                    "path": request.path,
+                },
+            )
 
     def _fingerprint_of(self, request: HttpRequest) -> str:
         if self._fingerprint is None:
@@ -171,17 +258,67 @@ class KeyedRequests:
         kept = self._keep_4xx
         return kept if isinstance(kept, bool) else status in kept
 
+    def replayed(self, kept: Any) -> HttpAnswer | None:
+        """The response that was kept, for a repetition; None if none was."""
+        answer = to_replay(kept)
+        return None if answer is None else as_replay(self._restore(answer))
+
+    async def in_time(
+        self,
+        calls: AsyncCalls,
+        steps: Coroutine[Any, Any, None],
+        late: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Carry out `steps`, which use `calls`. Raises LateError after the timeout: they go on, and
+        `late` follows where they end well.
+        """
+        done: Future[None] | asyncio.Task[None]
+        if isinstance(calls, InlineCalls):
+            done = self._threads.submit(copy_context().run, run_inline, steps)
+            is_late = True
+            try:
+                is_late = bool(wait([done], self._timeout_s).not_done)
+            finally:
+                # Also where a signal handler raises.
+                if is_late:
+                    done.add_done_callback(lambda ended: _is_well(ended) and run_inline(late()))
+        else:
+            done = asyncio.ensure_future(steps)
+            try:
+                await asyncio.wait([done], timeout=self._timeout_s)
+            except asyncio.CancelledError:
+                done.cancel()
+                await asyncio.wait([done])
+                raise
+            if is_late := not done.done():
+                done.add_done_callback(lambda ended: self._follow(ended, late))
+        if is_late:
+            raise LateError(f"the ledger has not answered within {self._timeout_s:g} s")
+        return done.result()
+
+    def _follow(
+        self, ended: "asyncio.Task[None]", late: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        if _is_well(ended):
+            task = asyncio.ensure_future(late())
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
+
     def told(self, problem: Problem) -> HttpAnswer:
         """The response that reports a problem."""
         return self._errors(replace(problem, documentation=self._documentation))
 
 
-def _message_id(request: HttpRequest, scope: str | None, key: str) -> str:
+def _is_well(ended: "Future[None] | asyncio.Task[None]") -> bool:
+    return not ended.cancelled() and ended.exception() is None
+
+
+def _message_id(request: HttpRequest, caller: str, key: str) -> str:
     """The message id of a request. The text that a client writes into one part of it cannot be
     taken for another part.
     """
     path = quote(request.path, errors="surrogateescape")
-    whole = f"{request.method} {path} {quote(scope or '', safe='')} {key}"
+    whole = f"{request.method} {path} {caller} {key}"
     if len(whole) <= MAX_ID_LENGTH:
         return whole
     return f"{request.method} {digest(whole)}"
@@ -209,8 +346,8 @@ def _texts(given: object, name: str, example: Sequence[str]) -> Collection[str]:
     return given
 
 
-def _flag(options: Mapping[str, Any], name: str) -> bool:
-    given = options.get(name, False)
+def _flag(options: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    given = options.get(name, default)
     if not isinstance(given, bool):
         raise ConfigError(f"{name}: {given!r} is not a bool; write True or False")
     return given
@@ -227,6 +364,24 @@ def _kept_4xx(given: Any) -> bool | Collection[int]:
         )
     statuses: Collection[int] = given
     return statuses
+
+
+def _kept_by(given: Any) -> tuple[Keep | None, Restore]:
+    """The functions before a response is kept, if there is one, and after."""
+    if given is None:
+        return None, _unchanged
+    if not isinstance(given, tuple):
+        return check_called(given, "keep", ["answer"]), _unchanged
+    if len(given) != 2:
+        raise ConfigError(
+            "keep: it is a function, or a pair of functions; write keep=(encrypted, decrypted)"
+        )
+    to_keep, to_replay = (check_called(each, "keep", ["answer"]) for each in given)
+    return to_keep, to_replay
+
+
+def _unchanged(answer: HttpAnswer) -> HttpAnswer:
+    return answer
 
 
 def _function(options: Mapping[str, Any], name: str) -> Callable[[HttpRequest], Any] | None:

@@ -120,6 +120,48 @@ UNAVAILABLE = Problem(
 )
 
 
+SCOPE_MISSING = Problem(
+    "misconfigured",
+    500,
+    "idempotency_misconfigured",
+    "Idempotency cannot be ensured for this request",
+    "the application does not say whose request it is: nothing was done",
+)
+NOT_AUTHORIZED = Problem(
+    "not-authorized",
+    403,
+    "idempotency_not_authorized",
+    "The request is not authorized",
+    "its sender may not make it: nothing was done",
+)
+INCOMPLETE = Problem(
+    "incomplete",
+    400,
+    "idempotency_incomplete",
+    "The request's body is incomplete",
+    "nothing was done: repeat the request as a whole",
+)
+
+
+def too_large(limit: int) -> Problem:
+    """The body is larger than requests with keys may be."""
+    return Problem(
+        "too-large",
+        413,
+        "idempotency_too_large",
+        "The request's body is too large",
+        f"a request with an Idempotency-Key has at most {limit:,} bytes: nothing was done",
+    )
+
+
+class Refused(Exception):
+    """A request that does not run, since there is a `problem` with it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.title)
+        self.problem = problem
+
+
 def key_unusable(reason: str) -> Problem:
     """The key is not usable."""
     return Problem(

@@ -25,7 +25,7 @@ from oncely.core.rules import WITHDRAWN, is_newest
 from oncely.core.verdicts import Phase
 from oncely.engine.async_calls import AsyncCalls
 from oncely.http import problems
-from oncely.http.answers import HttpAnswer, to_keep, to_replay
+from oncely.http.answers import HttpAnswer, to_keep
 from oncely.http.problems import Problem
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import HeldMessage
@@ -42,6 +42,10 @@ _NOT_KEPT = "not_kept"
 """The field with the reason, if a response is not kept."""
 _ANSWER = "http answer"
 """The step with the response, if that was not known when the transaction was written."""
+
+
+class LateError(StoreUnavailable):
+    """The ledger has not answered in time: what it was asked goes on."""
 
 
 class ErrorAnswer(OncelyError):
@@ -110,12 +114,38 @@ class RequestWork(Work):
         if self._is_written and await self._is_handled(calls):
             raise ConfigError("transaction: a request has one transaction with its claim")
         given = self.given
-        self.turn.result = None if given is None else to_keep(given, self._requests.not_replayed)
+        self.turn.result = None if given is None else self._kept(given)
         await self._handling.end_joined(calls, [self.turn])
         self._is_written = True
         reached("before_commit")
 
+    async def _begin(self, calls: AsyncCalls) -> None:
+        turn = self.turn
+        try:
+            await self._requests.in_time(
+                calls, super()._begin(calls), lambda: self._handling.give_back(calls, [turn])
+            )
+        except LateError:
+            # The claim may still come, in that turn: it is given back then.
+            self.turn = Turn(turn.asked)
+            if not self._handling.runs_untracked([self.turn]):
+                raise
+
     async def _end(self, held: HeldMessage) -> None:
+        try:
+            await self._requests.in_time(held.calls, self._store_end(held), _nothing)
+        except LateError as error:
+            _log.warning(
+                "the end of request '%(message_id)s' is not stored yet: %(reason)s; its response "
+                "is sent",
+                exc_info=error,
+                extra={
+                    "event": "request_not_completed",
+                    "message_id": self.turn.asked.message_id,
+                },
+            )
+
+    async def _store_end(self, held: HeldMessage) -> None:
         self._has_ended = True
         if self._is_written and await self._is_committed(held):
             await self._end_committed(held)
@@ -167,11 +197,24 @@ class RequestWork(Work):
         if len(answer.body) > self.most_kept:
             self.note_passed(status, "it is larger than what is kept")
         elif self._requests.keeps(status):
-            self.result = to_keep(answer, self._requests.not_replayed)
+            self.result = self._kept(answer)
         elif status >= 500:
             raise ErrorAnswer(answer, cause)
         else:
             self._is_withdrawn = True
+
+    def _kept(self, answer: HttpAnswer) -> dict[str, Any]:
+        chosen: HttpAnswer | None = answer
+        reason = "the application keeps nothing of it"
+        if self._requests.keep is not None:
+            try:
+                chosen = self._requests.keep(answer)
+            except Exception as error:  # noqa: BLE001 - the request has had its effect.
+                chosen, reason = None, f"keep: {describe(error)}"
+                _log_not_kept(self.turn.asked.message_id, reason=reason)
+        if chosen is None:
+            return {"status": answer.status, _NOT_KEPT: reason}
+        return to_keep(chosen, self._requests.not_replayed)
 
     def note_passed(self, status: int, reason: str) -> None:
         """Note that the response has passed through, and is not kept."""
@@ -187,7 +230,7 @@ class RequestWork(Work):
         kept, record = self.result, _record_of(self.turn)
         if kept is None and record is not None and record.is_handled:
             kept = (await calls.steps(record.key)).get(_ANSWER)
-        return to_replay(kept) or self._requests.told(_no_answer(kept, record))
+        return self._requests.replayed(kept) or self._requests.told(_no_answer(kept, record))
 
     def told(self, error: BaseException) -> HttpAnswer:
         """The response for an `error` of the middleware; raises an error of the application."""
@@ -207,6 +250,10 @@ class RequestWork(Work):
         elif problem.status >= 500:
             self._requests.outage.met(error, **facts)
         return self._requests.told(problem)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _log_not_kept(message_id: str | None, *, exc_info: bool = False, **reason: str) -> None:

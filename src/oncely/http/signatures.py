@@ -247,13 +247,17 @@ def _json_in_form(headers: Headers, body: bytes) -> bytes | None:
 def _secrets(secret: Secret | Sequence[Secret]) -> Sequence[Secret]:
     is_one = isinstance(secret, str | bytes | bytearray) or not isinstance(secret, Sequence)
     secrets: Sequence[Any] = [secret] if is_one else secret
-    if not secrets or any(each is None or each in ("", b"") for each in secrets):
+    if not secrets or any(_is_blank(each) for each in secrets):
         raise ConfigError(_EMPTY)
     for each in secrets:
         if not isinstance(each, str | bytes):
             # Only its type is shown: the value may be a secret.
             raise ConfigError(f"secret: a {type(each).__name__} is neither text nor bytes")
     return secrets
+
+
+def _is_blank(secret: Any) -> bool:
+    return secret is None or (isinstance(secret, str | bytes | bytearray) and not secret.strip())
 
 
 def _keys(secret: Secret | Sequence[Secret]) -> list[bytes]:

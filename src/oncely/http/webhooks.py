@@ -22,6 +22,7 @@ from oncely.core.sizes import Size, bytes_in
 from oncely.core.waiting import queue_named
 from oncely.http.answers import HttpAnswer
 from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
+from oncely.http.problems import Refused
 from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
 from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
 from oncely.ledger import Ledger
@@ -112,7 +113,7 @@ class Webhook:
                 body += piece
                 if len(body) > self._max_body:
                     break  # Too large: it is refused in any case.
-        except EOFError:
+        except Refused:
             answer = self._refused(400, "the body is incomplete")
         else:
             fields = dict(fields_in(environ))

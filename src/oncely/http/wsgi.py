@@ -13,6 +13,7 @@ from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
+from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
@@ -52,18 +53,22 @@ class WsgiIdempotencyKey:
             environ[STATE] = RequestState(self._requests.ledger)
             return self._app(environ, start_response)
         with ExitStack() as stack:
-            body = RequestBody(self._requests.max_body)
-            stack.callback(body.close)
             try:
+                body = self._requests.body(environ.get("CONTENT_LENGTH"))
+                stack.callback(body.close)
                 for piece in pieces_in(environ):
                     body.write(piece)
-            except EOFError:
-                return start_whole(start_response, HttpAnswer(400))
-            work = self._requests.work(key, _request(environ, fields, body))
-            environ[STATE] = RequestState(self._requests.ledger, work, key)
+                body.check_whole()
+                work = self._requests.work(key, _request(environ, fields, body))
+            except Refused as refused:
+                return start_whole(start_response, self._requests.told(refused.problem))
             body.file.seek(0)
-            environ["wsgi.input"] = body.file
-            return self._handle(work, environ, start_response, stack)
+            state = RequestState(self._requests.ledger, work, key)
+            inner = {**environ, STATE: state, "wsgi.input": body.file}
+            # What is kept is the application's own answer: whoever repeats the request may not
+            # accept its compression.
+            inner.pop("HTTP_ACCEPT_ENCODING", None)
+            return self._handle(work, inner, start_response, stack)
         raise AssertionError("nothing is swallowed")
 
     def _handle(
@@ -188,20 +193,23 @@ def fields_in(environ: Environ) -> list[tuple[str, str]]:
 
 def pieces_in(environ: Environ) -> Iterator[bytes]:
     """The pieces of a request's body, never read beyond its end: some servers would wait there for
-    the client. Raises EOFError if the body is incomplete, or the length is not valid.
+    the client. Raises Refused if the body is incomplete, or the length is not valid.
     """
     source = environ["wsgi.input"]
-    if environ.get("wsgi.input_terminated"):
-        while piece := source.read(PIECE):
-            yield piece
-        return
-    left = content_length(environ)
-    while left > 0:
-        piece = source.read(min(left, PIECE))
+    left = content_length(environ.get("CONTENT_LENGTH"))
+    is_terminated = environ.get("wsgi.input_terminated")
+    while is_terminated or left > 0:
+        try:
+            piece = source.read(PIECE if is_terminated else min(left, PIECE))
+        except OSError:
+            # So servers say that the connection was closed in the midst of a chunked body.
+            raise Refused(INCOMPLETE) from None
         if not piece:
-            raise EOFError
+            break
         yield piece
         left -= len(piece)
+    if left > 0:
+        raise Refused(INCOMPLETE)
 
 
 def start_whole(start_response: StartResponse, answer: HttpAnswer) -> list[bytes]:

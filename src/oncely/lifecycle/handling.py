@@ -166,11 +166,17 @@ class Handling:
         try:
             await self._ask(calls, asking, is_joined=is_joined)
         except StoreUnavailable:
-            if is_joined or self.policy.on_outage == "pause":
+            left = [turn for turn in asking if turn.is_asking]
+            if is_joined or not self.runs_untracked(left):
                 raise
-            for turn in asking:
-                if turn.is_asking:
-                    self._run_untracked(turn, is_outage=True)
+
+    def runs_untracked(self, turns: Sequence[Turn]) -> bool:
+        """Whether messages may run while the store is away: then these begin so."""
+        if self.policy.on_outage == "pause":
+            return False
+        for turn in turns:
+            self._run_untracked(turn, is_outage=True)
+        return True
 
     async def resume(self, calls: AsyncCalls, turn: Turn, fence: int) -> bool:
         """Take over the claim with that fence from a process that has died. Return whether that

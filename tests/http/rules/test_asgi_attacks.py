@@ -119,7 +119,7 @@ def test_a_large_body_is_not_kept_in_memory(guard: Guard) -> None:
 
     tracemalloc.start()
     try:
-        reply = ask(guard(count), *[b"x" * 1_000_000] * 20)
+        reply = ask(guard(count, max_request_body="32MiB"), *[b"x" * 1_000_000] * 20)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -377,7 +377,9 @@ def test_a_short_stream_is_kept(guard: Guard) -> None:
 
 @pytest.mark.parametrize("is_outside", [True, False])
 def test_beside_other_middleware(guard: Guard, is_outside: bool) -> None:
-    """What compresses answers, or takes them apart, may stand on either side."""
+    """What compresses answers, or takes them apart, may stand on either side; inside, it is not
+    told that it could compress.
+    """
 
     async def pay(_: Request) -> Response:
         return JSONResponse({"paid": "x" * 2_000}, 201)
@@ -394,10 +396,11 @@ def test_beside_other_middleware(guard: Guard, is_outside: bool) -> None:
         app = guard(app)
     post = asgi_client(app)
     first, second = (post(fields=[("Accept-Encoding", "gzip")]) for _ in range(2))
-    assert gzip.decompress(first.body) == b'{"paid":"' + b"x" * 2_000 + b'"}'
     assert second.body == first.body
     assert second.is_replayed
-    assert second.value_of("content-encoding") == "gzip"
+    assert second.value_of("content-encoding") == ("gzip" if is_outside else None)
+    body = gzip.decompress(first.body) if is_outside else first.body
+    assert body == b'{"paid":"' + b"x" * 2_000 + b'"}'
 
 
 def test_a_mounted_application(guard: Guard, ledger: Ledger) -> None:

@@ -64,7 +64,7 @@ def test_what_is_not_one_key_is_refused(drive: Drive, shop: Shop, values: tuple[
     """2.1 and 5: the key is checked as its format says before the request is looked at. 2.7: what
     was refused leaves nothing, and may be corrected.
     """
-    site = drive()
+    site = drive(bare_keys=False)
     reply = site(None, fields=[("Idempotency-Key", value) for value in values])
     assert is_problem(reply, 400, "key_invalid", "Idempotency-Key cannot be used")
     assert [shop.calls, site('"k"').status] == [0, 201]
@@ -115,7 +115,7 @@ def test_no_fingerprint_where_mismatches_are_ignored(drive: Drive) -> None:
 
 def test_the_specification_can_be_linked(drive: Drive) -> None:
     """2.5 and 2.7: what the API publishes about its keys is linked in the body and in Link."""
-    site = drive(required=True, documentation=DOCS)
+    site = drive(required=True, documentation=DOCS, bare_keys=False)
     site(body=b"1")
     for reply in (site(None), site("unusable"), site(body=b"2")):
         assert reply.json()["type"].startswith(f"{DOCS}#")
@@ -233,7 +233,7 @@ def test_each_operation_and_user_has_keys_of_its_own(drive: Drive, shop: Shop) -
     """5: keys are looked up together with what only the server knows of the client: nobody fetches
     another's answer, and a key of one operation says nothing of another.
     """
-    site = drive(scope=lambda request: request.headers.get("x-user"))
+    site = drive(scope=lambda request: request.headers.get("x-user", "nobody"))
     users: list[Fields] = [[], [("X-User", "u1")], [("X-User", "u2")]]
     for is_replayed in (False, True):
         replies = [

@@ -11,7 +11,6 @@ from oncely.http import HttpAnswer, acp_json
 
 AS_STRIPE: dict[str, Any] = {
     "methods": ["POST"],
-    "bare_keys": True,
     "keep_4xx": True,
     "keep_5xx": True,
 }
@@ -20,15 +19,17 @@ KEY = "KG5LxwFBepaKHyUD"
 
 @pytest.mark.parametrize("key", [KEY, "k" * 255, "a.b:c=d/e", f" {KEY}"])
 def test_keys_stand_without_quotation_marks(drive: Drive, key: str) -> None:
-    """By `bare_keys`, and with them it is the same key; else a key has them."""
+    """And with them it is the same key; with `bare_keys=False` a key has them."""
     site = drive(**AS_STRIPE)
     assert [site(key).is_replayed, site(key).is_replayed] == [False, True]
     assert site(f'"{key.strip()}"').is_replayed
-    assert [site("a,b").status, site("k" * 256).status, drive()(key).status] == [400] * 3
+    assert [site("a,b").status, site("k" * 256).status, drive(bare_keys=False)(key).status] == [
+        400
+    ] * 3
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
-def test_failures_are_kept_with_bare_keys(drive: Drive, shop: Shop, status: int) -> None:
+def test_failures_are_kept(drive: Drive, shop: Shop, status: int) -> None:
     """By `keep_4xx` and `keep_5xx`; a repetition says so in the field that Stripe's clients read.
 
     Another body is 422, as the draft says; Stripe says 400.
@@ -56,7 +57,7 @@ def test_errors_of_the_agentic_commerce_protocol(drive: Drive, shop: Shop) -> No
         replies.append(site(KEY))
         return shop(asked)
 
-    site = drive(slow, methods=["POST"], errors=acp_json, bare_keys=True, required=True)
+    site = drive(slow, methods=["POST"], errors=acp_json, required=True)
     assert site(KEY).status == 201
     replies += [site(None), site("k" * 256), site(KEY, b"other")]
     assert [(reply.status, reply.json()["code"]) for reply in replies] == [

@@ -96,7 +96,7 @@ def test_a_large_body_is_not_kept_in_memory(ledger: Ledger) -> None:
             self.left -= len(piece)
             return piece
 
-    app = WsgiIdempotencyKey(count, ledger, consumer="api")
+    app = WsgiIdempotencyKey(count, ledger, consumer="api", max_request_body="32MiB")
     fields = [("Idempotency-Key", '"k"'), ("Content-Length", "20000000")]
     environ = wsgi_environ("POST", "/", "", fields, b"")
     tracemalloc.start()

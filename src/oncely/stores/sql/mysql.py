@@ -243,6 +243,9 @@ class Mysql(Dialect):
             return Fault.NO_TABLE
         if code in _LOST or code in _CLIENT_ERRORS or isinstance(error, InterfaceError):
             return Fault.LOST
+        # The server's last words to a session that it ends may stand in the midst of an answer.
+        if str(code).startswith("Packet sequence number wrong"):
+            return Fault.LOST
         # PyMySQL raises OperationalError for nearly everything: only the code tells.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
