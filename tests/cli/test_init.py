@@ -226,6 +226,15 @@ def test_secrets_are_new(write: Write, tmp_path: Path) -> None:
     assert one != other
 
 
+def test_secrets_are_hidden(command: Command, tmp_path: Path) -> None:
+    """From other users of the machine, and from git, whose other settings stay."""
+    (tmp_path / ".gitignore").write_text(".venv")
+    for _ in range(2):
+        assert command("init", f"{tmp_path}", "--delivery", "webhook", "--force").code == 0
+    assert (tmp_path / SETTINGS).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ".gitignore").read_text() == f".venv\n{SETTINGS}\n"
+
+
 # ---- What is asked -----------------------------------------------------------------------------
 
 

@@ -66,6 +66,8 @@ def test_settings_in_a_url(postgresql_url: str, mysql_url: str, key: Key) -> Non
         *((url, '.*write "') for url in ("mysql://[::1/x", "mariadb", "postgres:x@h/y")),
         *((url, ".* names no database") for url in ("postgresql://a@host", "postgres://")),
         ("mysql://anna@host/", ".* names no database"),
+        ("postgresql://a:p@ss@host/x", "the password in the URL has an @ .* write %40"),
+        ("mysql://a:p@s@s@host/x", "the password in the URL has an @ .* write %40"),
     ],
 )
 def test_refused(url: str, said: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from oncely.core import errors
-from oncely.core.errors import OncelyError, describe, mask_passwords
+from oncely.core.errors import OncelyError, describe, is_secret, mask_passwords
 
 
 class Unspeakable(Exception):
@@ -106,6 +106,17 @@ SECRETS = [
     "PGPASSWORD=hunter2 psql",
     "access_token=hunter2",
     "client_secret: hunter2",
+    "password='correct horse hunter2'",
+    '{"password": "correct \\"horse hunter2"}',
+    r'{"body": "{\"password\": \"hunter2\"}"}',
+    "Authorization: Bearer hunter2",
+    "{'Authorization': 'ApiKey hunter2, and more'}",
+    "proxy-authorization=Digest username=anna, response=hunter2",
+    "Cookie: lang=de; session=hunter2",
+    'Set-Cookie: "session=hunter2; Path=/"',
+    "the header was Bearer hunter2",
+    "asked with bearer hunter2.abc-_~+/==",
+    "asked with Basic hunter2",
 ]
 
 
@@ -133,11 +144,26 @@ def test_cut_passwords_are_masked(before: int) -> None:
         "the password is wrong",
         "tokens: left",
         "KeyError: 'id'",
+        "basic authentication is off",
+        "a bearer",
     ],
 )
 def test_the_rest_is_not_masked(text: str) -> None:
     """What holds no password stays readable."""
     assert mask_passwords(text) == text
+
+
+@pytest.mark.parametrize("name", ["Authorization", "cookie", "Set-Cookie", "x-api-key", "db_pwd"])
+def test_names_of_secrets(name: str) -> None:
+    """Fields whose whole value is one."""
+    assert is_secret(name)
+    assert not is_secret(f"about-{name[:3]}")
+
+
+def test_json_stays_json() -> None:
+    """Of a value in quotes the quotes stay."""
+    masked = mask_passwords('{"password": "correct horse", "next": 1}')
+    assert masked == '{"password": "***", "next": 1}'
 
 
 def test_url_stays_recognizable() -> None:
@@ -154,7 +180,21 @@ def test_one_parent() -> None:
     assert all(issubclass(error, OncelyError) for error in own)
 
 
-@pytest.mark.parametrize("text", ["a", "-", "password", "a://b:", "@a://b:", "token ", "token="])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "-",
+        "password",
+        "a://b:",
+        "@a://b:",
+        "token ",
+        "token=",
+        "token='",
+        "cookie:",
+        "Basic a",
+    ],
+)
 def test_large_texts_are_masked_in_time(text: str) -> None:
     """A body of a megabyte takes as long as it is, not as its square, whatever is in it."""
     assert mask_passwords(text * (1_000_000 // len(text)))

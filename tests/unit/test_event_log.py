@@ -32,6 +32,12 @@ def test_a_sentence_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert vars(record).items() >= extra.items()
 
 
+def test_a_name_is_not_masked(caplog: pytest.LogCaptureFixture) -> None:
+    """A message would not be found by another."""
+    _log.info("'%(message_id)s'", extra={"event": "seen", "message_id": "password:reset:42"})
+    assert caplog.records[0].getMessage() == "'password:reset:42'"
+
+
 def test_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     """It is the text of an error, which has its type where it is not oncely's own."""
     try:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.conftest import OpenSqlite
 from tests.records import granted
 from tests.web.conftest import Reader, as_user, text
 
@@ -16,6 +17,7 @@ from oncely.core.activity import AuditEntry, Run, Worker
 from oncely.core.record import State
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Tally
+from oncely.testing import ManualClock
 from oncely.web import contents, dashboard
 
 
@@ -143,11 +145,14 @@ def test_workers(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "consumer billing shop-2 4711 silent 2" in text(reader(ledger).get("/workers"))
 
 
-def test_more_workers_than_a_page_can_show(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_workers_than_a_page_can_show(
+    open_sqlite: OpenSqlite, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a worker that is killed and started again all day, those last seen are shown, on its page
     and beside what is in doubt.
     """
     monkeypatch.setattr(contents, "WORKERS", 3)
+    ledger = Ledger(open_sqlite(clock))
     # Else this process might be one of them.
     ledger.recorder.is_silent = True
     now = ledger.now()
@@ -156,7 +161,8 @@ def test_more_workers_than_a_page_can_show(ledger: Ledger, monkeypatch: pytest.M
         ledger.operations.keep_worker(
             Worker(f"w{pid}", "consumer", "billing", "shop-2", pid, "1.0", now, now, 1), []
         )
-    monkeypatch.setattr(Ledger, "now", lambda _: now + 60)
+        clock.advance(1)
+    clock.advance(60)
     for path, words in (("/workers", "The 3 of 5 processes last seen"), ("/in-doubt", "pid 104")):
         page = text(reader(ledger).get(path))
         assert words in page

@@ -427,6 +427,37 @@ def test_bodies_are_masked(trouble: Trouble) -> None:
     assert "quiet" not in page
 
 
+def test_no_id_is_masked(trouble: Trouble) -> None:
+    """Also one that looks like a password: two would look alike, and their links lead nowhere."""
+    ids = ["password:reset:42", "password:reset:43", "token=7"]
+    numbers = trouble.fail(*map(Message, ids), error="password: geheim")
+    reader = Reader(dashboard(trouble.ledger, auth=as_user()))
+    pages = [reader.get("/failed"), reader.get("/messages")]
+    pages += [reader.get("/letter", id=str(numbers[0])), reader.get("/message", id=ids[0])]
+    for page in pages:
+        assert ids[0] in page
+        assert "geheim" not in page
+    assert all(id_ in page for id_ in ids for page in pages[:2])
+    told = [ops.letter_as_dict(letter, is_whole=True) for letter in trouble.ledger.dead()]
+    assert sorted(each["message_id"] for each in told) == ids
+
+
+@pytest.mark.parametrize("header", ["Authorization", "cookie", "Set-Cookie", "X-Api-Key"])
+def test_headers_with_credentials_are_masked(trouble: Trouble, header: str) -> None:
+    """Their whole value, whatever it looks like."""
+    [number] = trouble.fail(Message("a", b"Bearer geheim", headers={header: "one geheim; two"}))
+    page = Reader(dashboard(trouble.ledger, auth=as_user())).get("/letter", id=str(number))
+    assert header in page
+    assert "geheim" not in page
+
+
+@pytest.mark.parametrize("path", ["/", "/failed", "/in-doubt", "/messages", "/workers/"])
+def test_any_query(trouble: Trouble, path: str) -> None:
+    """Whatever its parameters are called."""
+    names = "path self changed query request visit template status context name"
+    Reader(dashboard(trouble.ledger)).get(path, 200, **dict.fromkeys(names.split(), "x"))
+
+
 def test_password_of_the_ledger_is_masked(trouble: Trouble) -> None:
     """The name of the ledger may be its URL."""
     page = Reader(dashboard(trouble.ledger, name="postgresql://u:geheim@db/x")).get("/")

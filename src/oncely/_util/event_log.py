@@ -4,7 +4,7 @@ import logging
 import sys
 from typing import Any
 
-from oncely.core.errors import OncelyError, describe, mask_passwords, reason_of
+from oncely.core.errors import NAMES, OncelyError, describe, mask_passwords, reason_of
 from oncely.core.shown import shown
 
 _LONGEST = 300
@@ -15,7 +15,8 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
     """A logger whose sentences name values of `extra`, such as `%(message_id)s`; `%(reason)s` is
     the text of `error`, or of the error in `exc_info`.
 
-    In a sentence every text is on one line, with passwords masked. `error` may be a text.
+    In a sentence every text is on one line, with passwords masked, but for what names a message.
+    `error` may be a text.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,7 +43,7 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
             text = reason_of if isinstance(error, OncelyError) else describe
             values = {"reason": text(error, _LONGEST), **values}
         told = {
-            name: mask_passwords(shown(value)) if isinstance(value, str) else value
+            name: _shown(name, value) if isinstance(value, str) else value
             for name, value in values.items()
         }
         self.logger.log(
@@ -53,3 +54,7 @@ class EventLog(logging.LoggerAdapter[logging.Logger]):
             extra=extra,
             stacklevel=stacklevel + 1,
         )
+
+
+def _shown(name: str, value: str) -> str:
+    return shown(value) if name in NAMES else mask_passwords(shown(value))

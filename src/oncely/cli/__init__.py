@@ -96,5 +96,6 @@ def _say(error: Exception, code: int, style: ErrorStyle) -> int:
         # Spark's own text has its tracebacks, if that was noted.
         notes = "\n".join(getattr(error, "__notes__", ()))
         whole = notes or "".join(traceback.format_exception(error))
-        print(mask_passwords(whole), file=sys.stderr)
+        lines = map(shown, mask_passwords(whole).splitlines())
+        print("\n".join(lines), file=sys.stderr)
     return code

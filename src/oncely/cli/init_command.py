@@ -109,11 +109,23 @@ def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
         for name, text in texts.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
+            if name == SETTINGS:
+                _hide(file)
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"init: {error.filename!r} cannot be written: {error.strerror}; name another folder"
         ) from error
+
+
+def _hide(file: Path) -> None:
+    """Let nobody else read a file that has secrets, and git leave it out."""
+    file.touch(mode=0o600)
+    file.chmod(0o600)
+    ignored = file.with_name(".gitignore")
+    lines = ignored.read_text(encoding="utf-8").splitlines() if ignored.exists() else []
+    if file.name not in lines:
+        ignored.write_text("\n".join([*lines, file.name, ""]), encoding="utf-8")
 
 
 def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from oncely.cli.options import Running
-from oncely.core.errors import mask_passwords
+from oncely.core.errors import NAMES, is_secret, mask_passwords
 from oncely.core.shown import shown
 
 _ORDINARY = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
@@ -87,7 +87,10 @@ class _EventFormatter(logging.Formatter):
         trace = None
         if record.exc_info and record.exc_info[1] is not None:
             trace = mask_passwords(self.formatException(record.exc_info))
-        return self._put(record, mask_passwords(record.getMessage()), details, trace)
+        said = record.getMessage()
+        if "event" not in extra:
+            said = mask_passwords(said)  # Of an event, it is masked but for the message's name.
+        return self._put(record, said, details, trace)
 
 
 def _as_text(
@@ -127,7 +130,6 @@ def _masked(name: str, value: object) -> Any:
         return {str(key): _masked(str(key), each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_masked(name, each) for each in value]
-    text = mask_passwords(str(value))
-    # A field with the name of a password is one.
-    hidden = mask_passwords(f"{name}=x") != f"{name}=x"
-    return "***" if hidden else text
+    if name in NAMES:
+        return str(value)
+    return "***" if is_secret(name) else mask_passwords(str(value))

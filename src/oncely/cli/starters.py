@@ -134,7 +134,7 @@ def _settings(starter: Starter, store: str) -> str:
     values = {n: token_hex(20) if v == _MADE_ANEW else v for n, v in values.items()}
     lines = [
         f"# For a shell: {LOAD}",
-        "# Once a password stands here, keep this file out of version control.",
+        "# Passwords may stand here: .gitignore keeps this file out of version control.",
         *(f"export {name}={value}" for name, value in values.items()),
     ]
     return "\n".join(lines) + "\n"

@@ -10,14 +10,29 @@ import traceback
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
+NAMES = frozenset({"message_id", "consumer", "key", "destination", "queue"})
+"""Fields that name a message, and are never masked: it would not be found by another name."""
+
 # Bodies of a megabyte are searched: no pattern may look at a letter from each place before it.
 _TOKEN = re.compile(r"\S+")
 _USER_IN_URL = re.compile(r"\w://[^\s/:@]*:")
 # A password may stand where a text was cut off: then no @ comes after it.
 _PASSWORD_AT_END = re.compile(r"(\w://[^\s/:@]*):[^\s/@]+$")
+# In quotes, which may themselves stand in quotes, a value may have blanks.
+_QUOTED = r"""\"(?:\\.|[^\"\\])*\"?|'(?:\\.|[^'\\])*'?"""
+_ASSIGNED = r"\\*[\"']?\s*[=:]\s*\\*"
 _PASSWORD_IN_TEXT = re.compile(
-    r"(?i)((?:password|passwd|pwd|secret|token|api[_-]?key)[\"']?\s*[=:]\s*)"
-    r"([\"']?)[^\s\"',;&}]+"
+    rf"((?:password|passwd|pwd|secret|token|api[_-]?key){_ASSIGNED})"
+    rf"({_QUOTED}|[^\s\"',;&}}]+)",
+    re.IGNORECASE,
+)
+# Of these header fields the value is a secret to the end of the line.
+_CREDENTIALS = re.compile(
+    rf"((?:authorization|cookie){_ASSIGNED})({_QUOTED}|[^\r\n]+)", re.IGNORECASE
+)
+# "Basic" is a word, too: what follows it in a header is not all in small letters.
+_SCHEME = re.compile(
+    r"\b([Bb]earer|BEARER|(?:[Bb]asic|BASIC)(?=\s+[a-z]*[A-Z0-9+/=]))(\s+)[\w.~+/=-]+"
 )
 
 
@@ -156,10 +171,23 @@ class InDoubtError(RefusedError):
 
 
 def mask_passwords(text: str) -> str:
-    """Replace what looks like a password in a URL or an assignment by stars."""
+    """Replace what looks like a password by stars: in a URL, an assignment, or a header field."""
     if "://" in text:
         text = _PASSWORD_AT_END.sub(r"\1:***", _TOKEN.sub(_mask_url, text))
-    return _PASSWORD_IN_TEXT.sub(r"\1\2***", text)
+    text = _SCHEME.sub(r"\1\2***", text)
+    for assignment in (_PASSWORD_IN_TEXT, _CREDENTIALS):
+        text = assignment.sub(_mask_value, text)
+    return text
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a header field, or of another one with this name, is a secret."""
+    return mask_passwords(f"{name}=x") != f"{name}=x"
+
+
+def _mask_value(found: re.Match[str]) -> str:
+    quote = found[2][0] if found[2][0] in "\"'" else ""
+    return f"{found[1]}{quote}***{quote}"
 
 
 def _mask_url(found: re.Match[str]) -> str:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.core.errors import ConfigError, MessageError, RefusedError, mask_passwords
+from oncely.core.errors import (
+    NAMES,
+    ConfigError,
+    MessageError,
+    RefusedError,
+    is_secret,
+    mask_passwords,
+)
 from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter
 from oncely.ledger import Ledger
@@ -196,15 +203,14 @@ def body_fields(body: bytes) -> dict[str, str | None]:
 
 
 def masked_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same, with what looks like a password masked."""
+    """The same, with what looks like a password masked, but for what names the message."""
     found = {
-        name: mask_passwords(value) if isinstance(value, str) and name != "body_base64" else value
+        name: mask_passwords(value) if isinstance(value, str) and name not in NAMES else value
         for name, value in fields.items()
     }
     if "headers" in fields:
-        # Each with its name, by which a password is recognized.
         found["headers"] = {
-            name: mask_passwords(f"{name}={text}").removeprefix(f"{name}=")
+            name: "***" if is_secret(name) else mask_passwords(text)
             for name, text in fields["headers"].items()
         }
     return found

@@ -56,7 +56,7 @@ class _Recipient:
     def query(self, _name: str) -> None:
         """Nothing is asked for."""
 
-    def link(self, path: str, **query: object) -> str | None:
+    def link(self, path: str, /, **query: object) -> str | None:
         """Where in the file a page is; None where the file does not have it."""
         if path == "/letter" and query.get("id") in self.letters:
             return f"#letter-{query['id']}"

@@ -90,13 +90,13 @@ class Visit:
         """The value of a field of the form; empty where it is missing."""
         return next(iter(self.sent(name)), "")
 
-    def link(self, path: str, **query: object) -> str:
+    def link(self, path: str, /, **query: object) -> str:
         """The address of a page of this site, wherever it is mounted."""
         asked = urlencode({name: value for name, value in query.items() if value not in (None, "")})
         root = self.request.scope.get("root_path", "").rstrip("/")
         return f"{root}{path}{'?' if asked else ''}{asked}"
 
-    def here(self, **changed: object) -> str:
+    def here(self, /, **changed: object) -> str:
         """The address of this page, asked for otherwise."""
         root = self.request.scope.get("root_path", "").rstrip("/")
         path = self.request.scope["path"].removeprefix(root)

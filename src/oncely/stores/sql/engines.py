@@ -112,6 +112,11 @@ def _server_engine(url: str | URL, on_mysql: Mapping[str, Any], **settings: Any)
         raise ConfigError(
             'ledger: this cannot be read as a URL; write "postgresql://user@host:5432/database"'
         ) from None
+    if "@" in (parsed.host or ""):
+        # The host would be shown, with the end of the password in it.
+        raise ConfigError(
+            "ledger: the password in the URL has an @ that ends it; write %40 for each @ in it"
+        )
     shown = mask_passwords(repr(parsed))
     if not parsed.database:
         raise ConfigError(

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from oncely import ops
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
+from oncely.core.shown import shown
 from oncely.core.waiting import DeadLetter
 from oncely.web.decisions import LETTERS, OperatorDecision
 from oncely.web.pages.confirming import MORE, NOTE_MISSING, Chosen, DecisionPages, Outcome, Subject
@@ -46,9 +47,7 @@ def _edited(visit: Visit, letter: DeadLetter) -> Message:
     """As the form has it: a browser makes each end of a line CR LF."""
     edited = message = letter.message
     # Sent back as it was shown, the type is not changed: what was shown may be masked.
-    # A browser leaves out the ends of lines in a field of one line.
-    shown_type = str(masked(visit, letter)["type"]).replace("\r", "").replace("\n", "")
-    if visit.field("type") != shown_type:
+    if visit.field("type") != shown(str(masked(visit, letter)["type"])):
         edited = replace(edited, type=visit.field("type"))
     if not message.id:
         edited = replace(edited, id=visit.field("message_id"))
