@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
+from oncely._util.tls import advice
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -380,7 +381,9 @@ class SqlStore:
         try:
             yield connection
         finally:
-            _give_back(connection)
+            # The work on it is done, or has failed: if it is lost now, that changes nothing.
+            with suppress(SQLAlchemyError):
+                connection.close()
             if self._engine.pool is not pool:
                 # Disposed of meanwhile, by a thread that lost its connection or closed the ledger:
                 # nobody else would close what is given back to it.
@@ -392,10 +395,13 @@ class SqlStore:
         except PoolTimeout as error:
             raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
-            fault = self._fault(error)
-            if fault in (Fault.LOST, Fault.UNAVAILABLE):
-                raise TryAgain(self._text(error)) from error
-            raise StoreError(self._text(error)) from error
+            text, fault = self._text(error), self._fault(error)
+            told = text + advice(text, self._dialect.tls, is_connecting=True)
+            if fault not in (Fault.LOST, Fault.UNAVAILABLE):
+                raise StoreError(told) from error
+            # What TLS has refused, it would refuse again.
+            is_final = advice(text, self._dialect.tls)
+            raise (StoreUnavailable if is_final else TryAgain)(told) from error
 
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
@@ -500,9 +506,3 @@ def _of_driver(error: Exception) -> Exception:
     elif type(error).__module__ == "django.db.utils":
         original = error.__cause__
     return original if isinstance(original, Exception) else error
-
-
-def _give_back(connection: Connection) -> None:
-    # The work on it is done, or has failed: if it is lost now, that changes nothing.
-    with suppress(SQLAlchemyError):
-        connection.close()
