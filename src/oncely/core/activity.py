@@ -35,6 +35,14 @@ class Worker(NamedTuple):
     """How many it holds."""
 
 
+class Sighting(NamedTuple):
+    """When a worker says that it is alive."""
+
+    before: float | None
+    """When it had said so before, as far as the store knows."""
+    now: float
+
+
 class Activity(NamedTuple):
     """What one worker did for one consumer in one period."""
 
@@ -68,6 +76,10 @@ class Run(NamedTuple):
     totals: Mapping[str, Any]
     """What the run counted, as its `--json` has it."""
     error: str | None = None
+
+
+SET_BACK = "set back"
+"""The action of an entry that a worker adds when it finds the ledger as it was earlier."""
 
 
 class AuditEntry(NamedTuple):

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
@@ -18,7 +19,15 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely._util.version import __version__
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, bucket_of
+from oncely.core.activity import (
+    BOUNDS_S,
+    PERIOD_S,
+    SET_BACK,
+    Activity,
+    AuditEntry,
+    Worker,
+    bucket_of,
+)
 from oncely.core.commands import (
     Command,
     Complete,
@@ -106,6 +115,8 @@ class Recorder:
             "the activity of this process is stored again after %(away_s)s s",
         )
         self._has_told = False
+        self._seen: tuple[float, float] | None = None
+        """When the store was told first and last that this worker is alive, by its clock."""
 
     # ---- Being told ----------------------------------------------------------------------------
 
@@ -278,9 +289,26 @@ class Recorder:
             Activity._make((consumer, self._id, began, *counts[:_SECONDS], counts[_SECONDS:]))
             for (consumer, began), counts in self._kept.items()
         ]
-        self._store.keep_worker(self._worker(now), rows)
+        before, seen = self._store.keep_worker(self._worker(now), rows)
+        first, last = self._seen or (seen, None)
+        self._seen = first, seen
+        if last and (before is None or before < last):
+            self._note_set_back(first if before is None else before, last)
         # What was counted meanwhile has no period yet: of an earlier one nothing comes any more.
         self._kept = {key: kept for key, kept in self._kept.items() if key[1] == period}
+
+    def _note_set_back(self, since: float, until: float) -> None:
+        """Tell that the store lacks the last sign of life of this process: nobody else writes that,
+        so others' writes of that time are gone as well.
+        """
+        told = {"since": _utc(since), "until": _utc(until)}
+        _log.error(
+            "the ledger is as it was at %(since)s, by a restore or a failover: what was stored in "
+            "it from then until %(until)s is gone, and may run again; type: oncely check",
+            extra={"event": "ledger_set_back", **told},
+        )
+        by, why = f"{_host()}:{os.getpid()}", f"from {told['since']} until {told['until']}"
+        self._store.note(AuditEntry(0, 0.0, by, SET_BACK, self.consumer, "", None, 0, 0, why))
 
     def _worker(self, now: float) -> Worker:
         return Worker(
@@ -315,6 +343,7 @@ class Recorder:
             self.tell()
             with suppress(OncelyError):
                 self._store.forget_worker(self._id)
+                self._seen = None
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()
 
@@ -332,6 +361,10 @@ def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:
         del alive
     if (closing := recorder()) is not None:
         closing.end()
+
+
+def _utc(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 @cache

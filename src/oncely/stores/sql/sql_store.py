@@ -1,5 +1,6 @@
 """SqlStore: records in one table of a relational database."""
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
@@ -109,6 +110,9 @@ class SqlStore:
         event.listen(engine, "connect", self._dialect.prepare)
         # A second pool, since all connections of the first may be in use.
         self._engine_beside = engine_beside(engine)
+        self._file = engine.url.database if engine.dialect.name == "sqlite" else None
+        self._first_file: tuple[int, int] | None = None
+        """Which file that was, when it was first used."""
         afresh_in_children(self)
 
     def _told(self) -> tuple[ProcessSignal, float, Listener | None]:
@@ -195,6 +199,8 @@ class SqlStore:
         return patiently(lambda: self._transact(work))
 
     def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:
+        if self._file is not None:
+            self._check_file(self._file)
         # SQLAlchemy's ORM takes long to import, and so does Alembic: most programs need neither.
         from oncely.stores.sql.joining import joined
 
@@ -379,6 +385,8 @@ class SqlStore:
         pool = self._engine.pool
         connection = self._connect()
         try:
+            if self._file is not None:
+                self._check_file(self._file)
             yield connection
         finally:
             # The work on it is done, or has failed: if it is lost now, that changes nothing.
@@ -388,6 +396,22 @@ class SqlStore:
                 # Disposed of meanwhile, by a thread that lost its connection or closed the ledger:
                 # nobody else would close what is given back to it.
                 pool.dispose()
+
+    def _check_file(self, file: str) -> None:
+        """Raise StoreError where the file is not the one that this process has used first. One that
+        is removed could still be written to, and nobody else would see that.
+        """
+        try:
+            at = os.stat(file)  # noqa: PTH116 - for each call.
+            found = at.st_dev, at.st_ino
+        except FileNotFoundError:
+            found = None
+        self._first_file = self._first_file or found
+        if found != self._first_file:
+            raise StoreError(
+                f"{self._engine.url!r}: the file was removed or replaced while this process had it "
+                "open; restart the process, and copy a ledger by VACUUM INTO"
+            )
 
     def _connect(self) -> Connection:
         try:
