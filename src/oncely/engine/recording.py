@@ -293,7 +293,7 @@ class Recorder:
         first, last = self._seen or (seen, None)
         self._seen = first, seen
         if last and (before is None or before < last):
-            self._note_set_back(first if before is None else before, last)
+            self._note_set_back(first if before is None else before, seen)
         # What was counted meanwhile has no period yet: of an earlier one nothing comes any more.
         self._kept = {key: kept for key, kept in self._kept.items() if key[1] == period}
 
@@ -304,7 +304,7 @@ class Recorder:
         told = {"since": _utc(since), "until": _utc(until)}
         _log.error(
             "the ledger is as it was at %(since)s, by a restore or a failover: what was stored in "
-            "it from then until %(until)s is gone, and may run again; type: oncely check",
+            "it from then until %(until)s may be gone, and run again; type: oncely check",
             extra={"event": "ledger_set_back", **told},
         )
         by, why = f"{_host()}:{os.getpid()}", f"from {told['since']} until {told['until']}"

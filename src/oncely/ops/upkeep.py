@@ -169,7 +169,7 @@ def _set_back(ledger: Ledger) -> Iterator[str]:
         if each.at > ledger.now() - _SAID_FOR_S:
             yield (
                 f"The ledger was set back, by a restore or a failover: what was stored in it "
-                f"{each.why} is gone, as {each.by} noticed. Messages that were handled in that "
+                f"{each.why} may be gone, as {each.by} noticed. Messages that were handled in that "
                 "time run again when they are delivered again; retries, queues and deferred "
                 "messages in the ledger may have been handled and sent. Raise the horizons (column "
                 "forgotten_until of the table message_consumers) past that time, so that such "
