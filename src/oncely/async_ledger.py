@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -26,18 +27,15 @@ P = ParamSpec("P")
 
 def running_loop() -> asyncio.AbstractEventLoop:
     """The loop that runs in this thread. Raises ConfigError where none does, as under trio."""
-    try:
+    with suppress(RuntimeError):
         return asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigError(
-            "async: oncely's async functions run under asyncio, and no event loop of asyncio runs "
-            "here; write asyncio.run(main()), or under trio call one that is not async: "
-            "await trio.to_thread.run_sync(function)"
-        ) from None
+    raise ConfigError(
+        "async: no event loop of asyncio runs here; write asyncio.run(main()), or under trio call "
+        "one that is not async: await trio.to_thread.run_sync(function)"
+    )
 
 
 async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    """What `function`, which may block, returns: called in a thread of the loop's executor."""
     running_loop()
     return await asyncio.to_thread(function, *args)
 

@@ -35,14 +35,6 @@ class Worker(NamedTuple):
     """How many it holds."""
 
 
-class Sighting(NamedTuple):
-    """When a worker says that it is alive."""
-
-    before: float | None
-    """When it had said so before, as far as the store knows."""
-    now: float
-
-
 class Activity(NamedTuple):
     """What one worker did for one consumer in one period."""
 
@@ -79,7 +71,7 @@ class Run(NamedTuple):
 
 
 SET_BACK = "set back"
-"""The action of an entry that a worker adds when it finds the ledger as it was earlier."""
+"""The action that a worker notes when it finds the ledger as it was earlier."""
 
 
 class AuditEntry(NamedTuple):

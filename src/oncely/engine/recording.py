@@ -115,8 +115,8 @@ class Recorder:
             "the activity of this process is stored again after %(away_s)s s",
         )
         self._has_told = False
-        self._seen: tuple[float, float] | None = None
-        """When the store was told first and last that this worker is alive, by its clock."""
+        self._told_at = 0.0
+        """The store's time when it was told last."""
 
     # ---- Being told ----------------------------------------------------------------------------
 
@@ -289,22 +289,19 @@ class Recorder:
             Activity._make((consumer, self._id, began, *counts[:_SECONDS], counts[_SECONDS:]))
             for (consumer, began), counts in self._kept.items()
         ]
-        before, seen = self._store.keep_worker(self._worker(now), rows)
-        first, last = self._seen or (seen, None)
-        self._seen = first, seen
-        if last and (before is None or before < last):
-            self._note_set_back(first if before is None else before, seen)
+        before = self._store.keep_worker(self._worker(now), rows)
+        if self._told_at and (before or 0.0) < self._told_at and self._store.keeps_operations:
+            self._note_set_back(before, now)
+        self._told_at = now
         # What was counted meanwhile has no period yet: of an earlier one nothing comes any more.
         self._kept = {key: kept for key, kept in self._kept.items() if key[1] == period}
 
-    def _note_set_back(self, since: float, until: float) -> None:
-        """Tell that the store lacks the last sign of life of this process: nobody else writes that,
-        so others' writes of that time are gone as well.
-        """
-        told = {"since": _utc(since), "until": _utc(until)}
+    def _note_set_back(self, since: float | None, until: float) -> None:
+        """The store lacks the last sign of life of this process: so it lacks others', too."""
+        told = {"since": "an unknown time" if since is None else _utc(since), "until": _utc(until)}
         _log.error(
-            "the ledger is as it was at %(since)s, by a restore or a failover: what was stored in "
-            "it from then until %(until)s may be gone, and run again; type: oncely check",
+            "the ledger is as it was at %(since)s, by a restore or a failover: what was stored "
+            "from then until %(until)s may be gone, and run again; type: oncely check",
             extra={"event": "ledger_set_back", **told},
         )
         by, why = f"{_host()}:{os.getpid()}", f"from {told['since']} until {told['until']}"
@@ -343,7 +340,7 @@ class Recorder:
             self.tell()
             with suppress(OncelyError):
                 self._store.forget_worker(self._id)
-                self._seen = None
+                self._told_at = 0.0
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()
 

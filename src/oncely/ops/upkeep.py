@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
-from itertools import islice
 
 from oncely.core.activity import SET_BACK
 from oncely.core.durations import Duration, lease_seconds, seconds
@@ -21,10 +20,8 @@ from oncely.ops.status import backlogs
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
-_SAID_FOR_S = 7 * DAY_S
-"""For how long it is said that the ledger was set back."""
 _MOST_ENTRIES = 1_000
-"""Among how many entries of the audit that is looked for."""
+"""Among how many entries of the audit a note is looked for."""
 _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
 
@@ -163,40 +160,35 @@ def problems(
 
 
 def _set_back(ledger: Ledger) -> Iterator[str]:
-    """What the last worker has said that found the ledger as it was earlier."""
-    said = (each for each in audit(ledger, _MOST_ENTRIES) if each.action == SET_BACK)
-    for each in islice(said, 1):
-        if each.at > ledger.now() - _SAID_FOR_S:
+    """What the last worker has noted that found the ledger as it was earlier, for a week."""
+    for each in audit(ledger, _MOST_ENTRIES):
+        if each.action == SET_BACK and each.at > ledger.now() - 7 * DAY_S:
             yield (
-                f"The ledger was set back, by a restore or a failover: what was stored in it "
-                f"{each.why} may be gone, as {each.by} noticed. Messages that were handled in that "
-                "time run again when they are delivered again; retries, queues and deferred "
-                "messages in the ledger may have been handled and sent. Raise the horizons (column "
-                "forgotten_until of the table message_consumers) past that time, so that such "
-                "messages become dead letters: see the docs, Operating, After a restore."
+                f"The ledger was set back, by a restore or a failover: what was stored {each.why} "
+                f"may be gone, as {each.by} noticed. What was handled in that time runs again when "
+                "it is delivered again, or still waits in the ledger. Raise forgotten_until in the "
+                "table message_consumers past that time, so that such messages become dead "
+                "letters: see the docs, Operating, After a restore."
             )
+            return
 
 
 def _left_behind(ledger: Ledger) -> Iterator[str]:
     """Consumers whose messages wait in the ledger, and for which nobody works, while others do."""
-    retries = backlogs(ledger).retries if ledger.can_defer else {}
-    if not any(each.waiting or each.set_aside for each in retries.values()):
-        return
     last_day = ledger.now() - DAY_S
-    rows = ledger.operations.activity(int(last_day))
+    rows = ledger.operations.activity(int(last_day)) if ledger.can_defer else []
     active = {each.consumer: each.began for each in rows}
-    alive = {each.worker.id: each.worker for each in workers(ledger) if each.is_alive}
-    at_work = {each.consumer for each in rows if each.worker in alive}
-    at_work |= {each.consumer for each in alive.values() if each.kind != "relay"} - {""}
+    alive = {each.worker.id: each.worker.consumer for each in workers(ledger) if each.is_alive}
+    at_work = {each.consumer for each in rows if each.worker in alive} | {*alive.values()} - {""}
     at_work |= {each.consumer for each in runs(ledger) if each.began > last_day}
-    for name, backlog in sorted(retries.items()):
-        lately = [other for other, began in active.items() if began >= active.get(name, 0)]
-        if name not in at_work and (at_work or {*lately} - {name}):
+    for name, backlog in sorted(backlogs(ledger).retries.items()):
+        later = {other for other, began in active.items() if began >= active.get(name, 0)}
+        if name not in at_work and (at_work | later) - {name}:
             yield (
                 f"No worker of the consumer {name!r} is running, while others are, or were since: "
                 f"{backlog.waiting:,} of its messages wait for a retry, and {backlog.set_aside:,} "
                 "are dead letters. If it is only stopped, start it. If it was renamed, give it "
-                f"back the name, as in .idempotent(ledger, {name!r}): under another name nobody "
+                f"back the name, as in .idempotent(ledger, {name!r}): under another, nobody "
                 "retries these, and what it has handled runs again when it is delivered again."
             )
 

@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from oncely._util.forking import afresh_in_children
-from oncely._util.tls import TlsWords, advice, check_files
+from oncely._util.tls import advice
 from oncely.core.errors import StoreError, StoreUnavailable, mask_passwords
 from oncely.stores.retrying import TryAgain, patiently
 
@@ -37,8 +37,6 @@ _CODES: Mapping[type[exceptions.RedisError], str] = {
 
 _OURS = ("cache", "decode_responses", "encoding", "encoding_errors", "protocol", "retry")
 """Settings of redis-py that a URL cannot change: answers could not be read else."""
-_TLS = TlsWords('"?ssl_ca_certs=FILE"', '"?ssl_certfile=FILE&ssl_keyfile=FILE"', '"redis://"')
-_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 class Script:
@@ -61,13 +59,10 @@ class RedisServer:
         self.start_afresh()
         afresh_in_children(self)
         settings = self._pool.connection_kwargs
-        check_files({name: settings[name] for name in _FILES if settings.get(name)})
         # Only checks the settings: it does not connect yet.
         self._pool.connection_class(**settings)
-        self._has_tls = url.startswith("rediss:")
-        self.name = (
-            f"{url.partition(':')[0]}://{settings['host']}:{settings['port']}/{settings['db']}"
-        )
+        self._scheme = urlsplit(url).scheme
+        self.name = f"{self._scheme}://{settings['host']}:{settings['port']}/{settings['db']}"
         """Where it is, for errors and logs."""
 
     def run(self, script: Script, *words: str, lost: type[Exception]) -> Any:
@@ -120,13 +115,10 @@ class RedisServer:
         try:
             connection: Any = pool.get_connection()
         except exceptions.RedisError as error:
-            again: Callable[[str], Exception] = TryAgain
-            if self._has_tls and isinstance(error, exceptions.TimeoutError):
-                again = _silent_to_tls
-            elif advice(str(error), _TLS):
-                again = StoreUnavailable  # It would be refused again.
-            told = advice(str(error), _TLS, is_connecting=True)
-            raise self._translated(error, again, told) from error
+            told = advice(error, "redis") if self._scheme == "rediss" else ""
+            # What TLS has refused, it would refuse again, and a port without it is silent.
+            lost = StoreUnavailable if told and "EOF" not in told else TryAgain
+            raise self._translated(error, lost, told) from error
         try:
             return exchange(connection)
         except BaseException as error:
@@ -140,7 +132,7 @@ class RedisServer:
             pool.release(connection)
 
     def _translated(
-        self, error: exceptions.RedisError, lost: Callable[[str], Exception], told: str = ""
+        self, error: exceptions.RedisError, lost: type[Exception], told: str = ""
     ) -> Exception:
         """The Store protocol's error for one of the driver."""
         text = mask_passwords(f"{self.name}: {error}{told}")
@@ -162,12 +154,6 @@ def _without_ours(url: str) -> str:
     said = parse_qsl(parts.query, keep_blank_values=True)
     query = urlencode([(name, value) for name, value in said if name not in _OURS])
     return urlunsplit(parts._replace(query=query))
-
-
-def _silent_to_tls(text: str) -> StoreUnavailable:
-    # Without TLS, a server waits for the rest of what it takes for a command: each try would take
-    # its full time.
-    return StoreUnavailable(f'{text}; if there is no TLS at this port, write "redis://"')
 
 
 def _call(connection: Any, *words: str) -> Any:

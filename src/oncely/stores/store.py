@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
-from oncely.core.activity import Activity, AuditEntry, Run, Sighting, Worker
+from oncely.core.activity import Activity, AuditEntry, Run, Worker
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -345,11 +345,12 @@ class Operations(Protocol):
         """Whether it keeps workers, activity, runs and the audit; else these calls do nothing."""
         return False
 
-    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> Sighting:  # noqa: ARG002
+    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> float | None:  # noqa: ARG002
         """Keep that the worker is alive now, by the store's clock, and what it did: in place of
         what it said before, where that has the same consumer and period. To repeat it is no harm.
+        Returns when it was last alive before, as far as is stored.
         """
-        return Sighting(None, 0.0)
+        return None
 
     def forget_worker(self, id_: str) -> None:  # noqa: ARG002
         """The worker has ended; what it did stays."""

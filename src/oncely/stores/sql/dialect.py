@@ -29,7 +29,6 @@ from sqlalchemy import (
 
 from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
-from oncely._util.tls import TlsWords
 from oncely.core.record import Key, Record
 from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import batches
@@ -116,8 +115,6 @@ class Dialect(ABC):
     """How many batches it works on side by side."""
     poll_s: ClassVar[float] = 0.2
     """How often to look for messages that others have kept."""
-    tls: ClassVar[TlsWords] = TlsWords("", "", "")
-    """How its URLs speak of TLS, where it has a server."""
 
     def __init__(
         self,

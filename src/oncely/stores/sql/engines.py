@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from oncely._util.tls import check_files
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.sql.dialect import Dialect
 
@@ -28,7 +27,6 @@ _SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
 """The SQL in which the ledger's own statements are written: other modes have other grammars. It is
 set before SQLAlchemy asks for it, to know how names are quoted.
 """
-_TLS_FILES = ("sslrootcert", "sslcert", "sslkey", "ssl_ca", "ssl_cert", "ssl_key")
 _PREPARE = "prepare_threshold"
 _POOL: Any = {"pool_use_lifo": True}
 """The connection that was used last has its statements prepared, and its pages in memory."""
@@ -119,9 +117,6 @@ def _server_engine(url: str | URL, on_mysql: Mapping[str, Any], **settings: Any)
         raise ConfigError(
             f"ledger: {shown!r} names no database; write it last, after the host and a slash"
         )
-    # PyMySQL does not say which it lacks, and libpq goes on without a client's certificate.
-    files = {name: str(parsed.query[name]) for name in _TLS_FILES if name in parsed.query}
-    check_files({name: file for name, file in files.items() if file != "system"})
     if parsed.get_backend_name() in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
         parsed, prepared = _plain_or_prepared(parsed)

@@ -11,7 +11,6 @@ from pymysql.constants import CR, ER
 from pymysql.err import InterfaceError
 from sqlalchemy import Connection
 
-from oncely._util.tls import TlsWords
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.stores.alike import keys_of
@@ -129,7 +128,6 @@ class Mysql(Dialect):
     insert_absent = "INSERT IGNORE INTO {}"
     skip_locked = "FOR UPDATE SKIP LOCKED"
     locked = "FOR UPDATE"
-    tls = TlsWords('"?ssl_ca=FILE"', '"?ssl_cert=FILE&ssl_key=FILE"', "a URL without ssl_ca")
 
     @cached_property
     def _insertion_text(self) -> Callable[[tuple[str, ...], int], str]:

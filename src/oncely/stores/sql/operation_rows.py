@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
-from oncely.core.activity import Activity, AuditEntry, Run, Sighting, Worker
+from oncely.core.activity import Activity, AuditEntry, Run, Worker
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.row_values import read
 
@@ -19,7 +19,7 @@ _COLUMNS = {"consumer": "provider", "by": "changed_by"}
 
 def keep_worker(
     at: ConnectedTables[Connection], worker: Worker, activity: Sequence[Activity]
-) -> Sighting:
+) -> float | None:
     """As the Store protocol says, in the transaction that is open."""
     tables, now = at.dialect.tables, at.dialect.time(at.link)
     c = tables.workers.c
@@ -29,7 +29,7 @@ def keep_worker(
     for each in activity:
         row = {**_row(each), "seconds": json.dumps(each.seconds)}
         _put(at.link, tables.activity, ("provider", "worker", "began"), row)
-    return Sighting(before, now)
+    return before
 
 
 def forget_worker(at: ConnectedTables[Connection], id_: str) -> None:

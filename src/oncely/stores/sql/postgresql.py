@@ -9,7 +9,6 @@ import psycopg
 from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 
 from oncely._util.clock import monotonic
-from oncely._util.tls import TlsWords
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import digest
 from oncely.stores.alike import keys_of
@@ -97,11 +96,6 @@ class Postgresql(Dialect):
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     locked = "FOR UPDATE OF d"
     moment = _NOW
-    tls = TlsWords(
-        '"?sslmode=verify-full&sslrootcert=FILE"',
-        '"?sslcert=FILE&sslkey=FILE"',
-        '"?sslmode=disable"',
-    )
 
     @property
     def begin(self) -> str:

@@ -398,14 +398,11 @@ class SqlStore:
                 pool.dispose()
 
     def _check_file(self, file: str) -> None:
-        """Raise StoreError where the file is not the one that this process has used first. One that
-        is removed could still be written to, and nobody else would see that.
+        """Raise StoreError where it is not the file that was used first: what is written to one
+        that is removed, nobody else sees.
         """
-        try:
-            at = os.stat(file)  # noqa: PTH116 - for each call.
-            found = at.st_dev, at.st_ino
-        except FileNotFoundError:
-            found = None
+        at = os.stat(file) if os.path.exists(file) else None  # noqa: PTH110, PTH116 - often.
+        found = at and (at.st_dev, at.st_ino)
         self._first_file = self._first_file or found
         if found != self._first_file:
             raise StoreError(
@@ -419,13 +416,12 @@ class SqlStore:
         except PoolTimeout as error:
             raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
-            text, fault = self._text(error), self._fault(error)
-            told = text + advice(text, self._dialect.tls, is_connecting=True)
-            if fault not in (Fault.LOST, Fault.UNAVAILABLE):
-                raise StoreError(told) from error
+            told = advice(error, self._engine.dialect.name)
+            text = f"{self._text(error)}{told}"
+            if self._fault(error) not in (Fault.LOST, Fault.UNAVAILABLE):
+                raise StoreError(text) from error
             # What TLS has refused, it would refuse again.
-            is_final = advice(text, self._dialect.tls)
-            raise (StoreUnavailable if is_final else TryAgain)(told) from error
+            raise (StoreUnavailable if told and "EOF" not in told else TryAgain)(text) from error
 
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]

@@ -13,7 +13,7 @@ from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
 from oncely._util.pauses import pause_s
-from oncely._util.tls import TlsWords, advice
+from oncely._util.tls import advice
 from oncely.core.errors import BrokerRefused, TransportError, describe
 from oncely.transports.rabbitmq.wire import AmqpWire
 
@@ -25,8 +25,6 @@ ANSWER_S = 30.0
 _CLOSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
-
-_TLS = TlsWords('"?cafile=FILE"', '"?certfile=FILE&keyfile=FILE"', '"amqp://"')
 
 Lost = TransportError | BrokerRefused
 """Why a connection is lost."""
@@ -279,10 +277,9 @@ def error_of(reason: BaseException) -> Lost:
             return BrokerRefused("RabbitMQ: wrong user or password in the URL")
         case exceptions.ProbableAccessDeniedError() if _is_brokers_word(reason):
             return BrokerRefused(f"RabbitMQ: no access to the vhost in the URL: {reason!s:.200}")
-    text = describe(_innermost(reason), 300)
-    is_connecting = isinstance(reason, exceptions.IncompatibleProtocolError)
-    told = advice(f"{text} {reason!r}", _TLS, is_connecting=is_connecting)
-    return TransportError(f"RabbitMQ: {text}{told}")
+    is_lost = isinstance(reason, exceptions.StreamLostError)  # It was open before.
+    told = "" if is_lost else advice(repr(reason), "amqp")
+    return TransportError(f"RabbitMQ: {describe(_innermost(reason), 300)}{told}")
 
 
 def _is_brokers_word(error: BaseException) -> bool:

@@ -12,8 +12,8 @@ from oncely.transports.rabbitmq.publishing import Publishing
 from oncely.transports.rabbitmq.topology import consumers, make_queue, waiting
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 
-_ACCESS_REFUSED, _RESOURCE_LOCKED = 403, 405
-_EXCLUSIVE = "exclusive use"
+_EXCLUSIVE = "in exclusive use"
+_RESOURCE_LOCKED = 405
 _TAKEN_BACK_S = 5.0
 _LOOK_S = 0.05
 
@@ -51,21 +51,17 @@ class Session:
             return intake
 
     def is_drained(self, queue: str) -> bool:
-        """Whether no message waits in a queue, as far as the broker tells, nor is unacknowledged
-        here.
-        """
+        """Whether no message waits in a queue, as far as the broker tells, nor here."""
         try:
-            may_get = queue not in self._counted
-            return self.intake(queue).is_drained(may_get=may_get)
+            return self.intake(queue).is_drained(may_get=queue not in self._counted)
         except ChannelLost as lost:
-            if lost.code == _RESOURCE_LOCKED:
-                # It has a single active consumer: deliveries to that one are all there is.
-                self._counted.add(queue)
-                return False
-            if lost.code == _ACCESS_REFUSED and _EXCLUSIVE in lost.text:
-                # Another consumer has it for itself.
+            if _EXCLUSIVE in lost.text:
                 return not waiting(self.consuming.line(), queue)
-            raise
+            if lost.code != _RESOURCE_LOCKED:
+                raise
+            # It has a single active consumer: nobody may get single messages.
+            self._counted.add(queue)
+            return False
 
     def _await_former(self, line: Line, queue: str) -> None:
         """Wait until the broker has requeued the messages of a lost connection. To a consumer that

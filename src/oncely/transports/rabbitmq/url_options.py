@@ -51,12 +51,11 @@ def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings
     said = read_values(options, _KNOWN)
     if heartbeat_s := said.pop("heartbeat_s", None):
         parameters.heartbeat = max(1, round(heartbeat_s))
+    check_files(options)
     if files := {name: said.pop(name) for name in _FILES if name in said}:
-        if parameters.ssl_options is None:
-            raise ConfigError(
-                f'{next(iter(files))}: this is for TLS; begin the URL with "amqps://"'
-            )
-        parameters.ssl_options = SSLOptions(_tls(files), parameters.host)
+        if not address.startswith("amqps:"):
+            raise ConfigError(f'{", ".join(files)}: only with TLS; begin the URL with "amqps://"')
+        parameters.ssl_options = _ssl_options(files, parameters.host)
     return parameters, RabbitSettings(**said)
 
 
@@ -72,16 +71,15 @@ def _exchange(value: str, _: str) -> str:
     raise ConfigError('exchange: it has no name; write "oncely"')
 
 
-def _tls(files: Mapping[str, str]) -> ssl.SSLContext:
-    check_files(files)
+def _ssl_options(files: Mapping[str, str], host: str) -> SSLOptions:
     try:
         context = ssl.create_default_context(cafile=files.get("cafile"))
         if certificate := files.get("certfile") or files.get("keyfile"):
             # Without a password, Python would ask for it at the terminal.
             context.load_cert_chain(certificate, files.get("keyfile"), password="")
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{', '.join(files)}: these cannot be used for TLS: {error}") from error
-    return context
+    except ssl.SSLError as error:
+        raise ConfigError(f"{', '.join(files)}: of no use for TLS: {error}") from error
+    return SSLOptions(context, host)
 
 
 _seconds = partial(positive_seconds, harm=_HARM)
