@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oncely._util import clock
 from oncely.core.commands import ClaimOutcome, Outcome
+from oncely.core.errors import ConfigError
 from oncely.core.record import Record
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
@@ -21,6 +23,21 @@ from oncely.stores.store import KeyRange, Wanted
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The loop that runs in this thread. Raises ConfigError where none does, as under trio."""
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    raise ConfigError(
+        "async: no event loop of asyncio runs here; write asyncio.run(main()), or under trio call "
+        "one that is not async: await trio.to_thread.run_sync(function)"
+    )
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    running_loop()
+    return await asyncio.to_thread(function, *args)
 
 
 def _giving_back(
@@ -39,7 +56,7 @@ def _giving_back(
             return claimed.result()
 
         try:
-            return await asyncio.to_thread(claim)
+            return await _in_thread(claim)
         except (asyncio.CancelledError, GeneratorExit):
             # At once where they are granted already, else by the thread that asks for them.
             claimed.add_done_callback(lambda done: self._group_commit.give_back(done.result()))
@@ -55,7 +72,7 @@ def _listed(
 
     @wraps(call)
     async def method(self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        for each in await asyncio.to_thread(lambda: [*call(self._ledger, *args, **kwargs)]):
+        for each in await _in_thread(lambda: [*call(self._ledger, *args, **kwargs)]):
             yield each
 
     return method
@@ -95,7 +112,7 @@ class AsyncLedger(AsyncCalls):
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
-        return await asyncio.to_thread(function, *args)
+        return await _in_thread(function, *args)
 
     async def pause(self, seconds: float) -> None:
         """Return after that many seconds."""
@@ -112,7 +129,7 @@ class AsyncLedger(AsyncCalls):
     ) -> AsyncIterator[Sequence[Record]]:
         """The records of a range that are wanted, page by page, for `async for`."""
         pages = self._ledger.read(keys, wanted)
-        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+        while (page := await _in_thread(next, pages, None)) is not None:
             yield page
 
     scan = _listed(Ledger.scan)
@@ -165,7 +182,7 @@ class SteadyLedger(AsyncLedger):
         """What `function`, which may block, returns."""
         # A future of the executor, not a task: the end of asyncio.run cancels all tasks.
         call = partial(copy_context().run, function, *args)
-        done = asyncio.get_running_loop().run_in_executor(None, call)
+        done = running_loop().run_in_executor(None, call)
         stop = None
         while not done.done():
             try:
@@ -190,7 +207,7 @@ class SteadyLedger(AsyncLedger):
                 await call.future
             except asyncio.CancelledError as error:
                 stop = error
-                call.future = asyncio.get_running_loop().create_future()
+                call.future = running_loop().create_future()
             except GeneratorExit:
                 self._group_commit.abandon(call)
                 raise
@@ -259,7 +276,7 @@ def _wake(calls: Sequence[_TaskCall]) -> None:
 
 def _tasks_here(batcher: GroupCommit[Request, Outcome]) -> _Tasks:
     """The tasks of this thread's event loop, for every AsyncLedger over one ledger."""
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     tasks: _Tasks | None = getattr(batcher.here, "tasks", None)
     if tasks is None or tasks.loop is not loop:
         tasks = batcher.here.tasks = _Tasks(loop, batcher)

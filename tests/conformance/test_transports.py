@@ -154,6 +154,8 @@ def _ids(deliveries: Sequence[Delivery]) -> list[str]:
         ("amqp://localhost?confirm_timeout=0s", 'confirm_timeout: .*write "30s"'),
         ("amqp://localhost?visibility=5m", "'visibility' is none of prefetch, prefetch_bytes"),
         ("amqps://localhost?cafile=missing.pem", "cafile: 'missing.pem' cannot be read"),
+        ("amqps://localhost?keyfile=missing.key", "keyfile: 'missing.key' cannot be read"),
+        ("amqp://localhost?certfile=client.pem", 'begin the URL with "amqps://"'),
         ("queue.db", "not of a known kind"),
         ("", "not of a known kind"),
         ("memory", 'write "memory://name"'),

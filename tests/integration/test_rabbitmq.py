@@ -16,11 +16,13 @@ from tests.amqp import Raw
 from tests.conditions import LIMIT_S, wait_until
 from tests.servers import Rabbitmq
 
+from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.testing import at_once
 from oncely.transports.open_transport import open_transport
+from oncely.transports.rabbitmq.rabbitmq_transport import RabbitmqTransport
 from oncely.transports.transport import Delivery, Transport
 
 _QUEUE = "orders"
@@ -377,6 +379,52 @@ def test_subscribe(transport: Transport, channel: BlockingChannel) -> None:
         channel.basic_publish("oncely", type_, b"{}", properties)
     assert sorted(_ids(_received(transport, 2))) == ["order.placed", "payment.made"]
     assert transport.receive(_QUEUE, 1, 0.05) == []
+
+
+# ---- Queues for one consumer at a time ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_drained_with_a_single_active_consumer(
+    rabbitmq_url: str, channel: BlockingChannel, queue_type: str, is_second: bool
+) -> None:
+    """A queue with a single active consumer is drained as any other, also where another consumer
+    is the active one: from a quorum queue the broker lets nobody get single messages.
+    """
+    arguments = {"x-queue-type": queue_type, "x-single-active-consumer": True}
+    channel.queue_declare(_QUEUE, durable=True, arguments=arguments)
+    if is_second:
+        # The broker sends all to it, and counts none of them.
+        channel.basic_consume(_QUEUE, lambda *_: None, auto_ack=True)
+    url = f"{rabbitmq_url}?queue_type={queue_type}"
+    with closing(open_transport(url)) as transport:
+        _publish(transport, 5)
+        report = Consumer(url, _QUEUE).consume(lambda _: None, drain=True)
+        assert report.handled == (0 if is_second else 5)
+        wait_until(lambda: transport.is_drained(_QUEUE))
+        assert isinstance(transport, RabbitmqTransport)
+        intake = transport._session.intake(_QUEUE)
+        for _ in range(3):
+            transport.is_drained(_QUEUE)
+        assert transport._session.intake(_QUEUE) is intake
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_drained_beside_an_exclusive_consumer(
+    rabbitmq_url: str, channel: BlockingChannel, queue_type: str
+) -> None:
+    """Where another consumer has a queue for itself, it is drained as soon as nothing waits."""
+    url = f"{rabbitmq_url}?queue_type={queue_type}"
+    with closing(open_transport(url)) as transport:
+        _publish(transport, 2)
+        channel.basic_qos(prefetch_count=1)
+        channel.basic_consume(_QUEUE, lambda *_: None, exclusive=True)
+        _becomes(channel, "message_count", 1)
+        assert not transport.is_drained(_QUEUE)
+        channel.basic_ack(0, multiple=True)
+        _becomes(channel, "message_count", 0)
+        assert Consumer(url, _QUEUE).consume(lambda _: None, drain=True).received == 0
 
 
 def test_without_pika(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
@@ -18,7 +19,15 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely._util.version import __version__
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Worker, bucket_of
+from oncely.core.activity import (
+    BOUNDS_S,
+    PERIOD_S,
+    SET_BACK,
+    Activity,
+    AuditEntry,
+    Worker,
+    bucket_of,
+)
 from oncely.core.commands import (
     Command,
     Complete,
@@ -106,6 +115,8 @@ class Recorder:
             "the activity of this process is stored again after %(away_s)s s",
         )
         self._has_told = False
+        self._told_at = 0.0
+        """The store's time when it was told last."""
 
     # ---- Being told ----------------------------------------------------------------------------
 
@@ -278,9 +289,23 @@ class Recorder:
             Activity._make((consumer, self._id, began, *counts[:_SECONDS], counts[_SECONDS:]))
             for (consumer, began), counts in self._kept.items()
         ]
-        self._store.keep_worker(self._worker(now), rows)
+        before = self._store.keep_worker(self._worker(now), rows)
+        if self._told_at and (before or 0.0) < self._told_at and self._store.keeps_operations:
+            self._note_set_back(before, now)
+        self._told_at = now
         # What was counted meanwhile has no period yet: of an earlier one nothing comes any more.
         self._kept = {key: kept for key, kept in self._kept.items() if key[1] == period}
+
+    def _note_set_back(self, since: float | None, until: float) -> None:
+        """The store lacks the last sign of life of this process: so it lacks others', too."""
+        told = {"since": "an unknown time" if since is None else _utc(since), "until": _utc(until)}
+        _log.error(
+            "the ledger is as it was at %(since)s, by a restore or a failover: what was stored "
+            "from then until %(until)s may be gone, and run again; type: oncely check",
+            extra={"event": "ledger_set_back", **told},
+        )
+        by, why = f"{_host()}:{os.getpid()}", f"from {told['since']} until {told['until']}"
+        self._store.note(AuditEntry(0, 0.0, by, SET_BACK, self.consumer, "", None, 0, 0, why))
 
     def _worker(self, now: float) -> Worker:
         return Worker(
@@ -315,6 +340,7 @@ class Recorder:
             self.tell()
             with suppress(OncelyError):
                 self._store.forget_worker(self._id)
+                self._told_at = 0.0
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()
 
@@ -332,6 +358,10 @@ def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:
         del alive
     if (closing := recorder()) is not None:
         closing.end()
+
+
+def _utc(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 @cache

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.async_ledger import SteadyLedger
+from oncely.async_ledger import SteadyLedger, running_loop
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
@@ -116,7 +116,7 @@ class _Running:
         self._passing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._late: asyncio.Future[None] | None = None
-        self._answered: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+        self._answered: asyncio.Future[HttpAnswer] = running_loop().create_future()
         """The response, as soon as it is whole; without its body, if that was streamed."""
         self._may_go_on = asyncio.Event()
         """Whether the application may go on after its response: the end is stored, or waits for the
@@ -233,7 +233,7 @@ class _Running:
             if names.get(b"content-type", b"").startswith(EVENT_STREAM.encode()):
                 return "it is streamed"
             if self._timer is None:
-                loop = asyncio.get_running_loop()
+                loop = running_loop()
                 self._timer = loop.call_later(HELD_S, self._hold_no_longer)
         return None
 

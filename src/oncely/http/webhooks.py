@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
+from oncely.async_ledger import running_loop
 from oncely.core.commands import ClaimOutcome, Duplicate, Granted
 from oncely.core.durations import Duration, positive_seconds
 from oncely.core.errors import ConfigError, MessageError, StoreError
@@ -180,9 +181,11 @@ class Webhook:
                 return self._away(message, error)
 
     async def _stored_async(self, message: Message) -> HttpAnswer:
+        loop = running_loop()
         with self._storing(message) as storing:
             try:
-                outcome = await asyncio.wait_for(asyncio.wrap_future(storing), self._timeout_s)
+                future = asyncio.wrap_future(storing, loop=loop)
+                outcome = await asyncio.wait_for(future, self._timeout_s)
             except (StoreError, TimeoutError) as error:
                 return self._away(message, error)
             return self._answer(message, outcome)

@@ -339,7 +339,10 @@ class Handling:
         fingerprints = [turn.asked.fingerprint for turn in turns]
         metadata = [turn.asked.metadata for turn in turns]
         kept = metadata if any(metadata) else None
-        sent_at = [turn.sent_at for turn in turns]
+        # One that was set aside and waits again is one that somebody wants to run, however old.
+        sent_at = [
+            None if turn.taken is not None and turn.taken.reason else turn.sent_at for turn in turns
+        ]
         taken = [turn.taken is not None for turn in turns]
         tokens = None
         if any(turn.token is not None for turn in turns):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.pauses import pause_s
-from oncely.async_ledger import SteadyLedger
+from oncely.async_ledger import SteadyLedger, running_loop
 from oncely.core.errors import EndedError, StoreUnavailable
 from oncely.core.record import Claim
 from oncely.core.rules import after_end, is_newest
@@ -174,6 +174,7 @@ async def run_async(
     call: Callable[[Any], Awaitable[Any]],
 ) -> Any:
     """As `run`, with an async engine or sessionmaker."""
+    running_loop()  # Else SQLAlchemy raises an error of its own, which helps nobody.
     calls = SteadyLedger(handling.ledger)
     tries = _Tries(handling, calls, turn)
     try:

@@ -10,6 +10,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any
 
+from oncely.async_ledger import running_loop
 from oncely.core.message import Message
 
 _Outcome = tuple[Any, BaseException | None]
@@ -37,7 +38,7 @@ class Threads:
         the wait of the thread. The end of the thread is awaited in any case; if it returns a
         result, that is the result.
         """
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         running: asyncio.Future[_Outcome] = loop.create_future()
         context = copy_context()
 

@@ -1,22 +1,27 @@
 """Keeping a ledger small, and free of settings that lose or repeat messages."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 
+from oncely.core.activity import SET_BACK
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.ledger import Ledger
+from oncely.ops.activity import DAY_S, audit, runs, workers
 from oncely.ops.auditing import Note, audited
 from oncely.ops.known import check_known, consumers
+from oncely.ops.status import backlogs
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
+_MOST_ENTRIES = 1_000
+"""Among how many entries of the audit a note is looked for."""
 _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
 
@@ -128,7 +133,7 @@ def problems(
     `broker_timeout` how long the broker waits for an acknowledgement. Without them nothing is
     said about retention and lease. The retention is each consumer's own, unless one is given.
     """
-    found = list(ledger.problems())
+    found = [*ledger.problems(), *_set_back(ledger), *_left_behind(ledger)]
     if replay_window is not None:
         window_s = seconds(replay_window, "replay_window")
         of_whom = _own_retentions(ledger) if retention is None else {"": retention}
@@ -152,6 +157,40 @@ def problems(
                 'the timeout or more, or on_in_doubt = "hold".'
             )
     return found
+
+
+def _set_back(ledger: Ledger) -> Iterator[str]:
+    """What the last worker has noted that found the ledger as it was earlier, for a week."""
+    for each in audit(ledger, _MOST_ENTRIES):
+        if each.action == SET_BACK and each.at > ledger.now() - 7 * DAY_S:
+            yield (
+                f"The ledger was set back, by a restore or a failover: what was stored {each.why} "
+                f"may be gone, as {each.by} noticed. What was handled in that time runs again when "
+                "it is delivered again, or still waits in the ledger. Raise forgotten_until in the "
+                "table message_consumers past that time, so that such messages become dead "
+                "letters: see the docs, Operating, After a restore."
+            )
+            return
+
+
+def _left_behind(ledger: Ledger) -> Iterator[str]:
+    """Consumers whose messages wait in the ledger, and for which nobody works, while others do."""
+    last_day = ledger.now() - DAY_S
+    rows = ledger.operations.activity(int(last_day)) if ledger.can_defer else []
+    active = {each.consumer: each.began for each in rows}
+    alive = {each.worker.id: each.worker.consumer for each in workers(ledger) if each.is_alive}
+    at_work = {each.consumer for each in rows if each.worker in alive} | {*alive.values()} - {""}
+    at_work |= {each.consumer for each in runs(ledger) if each.began > last_day}
+    for name, backlog in sorted(backlogs(ledger).retries.items()):
+        later = {other for other, began in active.items() if began >= active.get(name, 0)}
+        if name not in at_work and (at_work | later) - {name}:
+            yield (
+                f"No worker of the consumer {name!r} is running, while others are, or were since: "
+                f"{backlog.waiting:,} of its messages wait for a retry, and {backlog.set_aside:,} "
+                "are dead letters. If it is only stopped, start it. If it was renamed, give it "
+                f"back the name, as in .idempotent(ledger, {name!r}): under another, nobody "
+                "retries these, and what it has handled runs again when it is delivered again."
+            )
 
 
 def _own_retentions(ledger: Ledger) -> Mapping[str, Duration]:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oncely._util.tls import check_files
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME, TableName
@@ -42,6 +43,7 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
     name = TableName(table, schema).checked()
     if not isinstance(url, str):
         return _open_engine(url, name)
+    check_files(url.partition("?")[2])
     kind = _kind(url)
     _refuse_schema(name, kind)
     match kind:

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from oncely._util.forking import afresh_in_children
+from oncely._util.tls import advice
 from oncely.core.errors import StoreError, StoreUnavailable, mask_passwords
 from oncely.stores.retrying import TryAgain, patiently
 
@@ -60,7 +61,8 @@ class RedisServer:
         settings = self._pool.connection_kwargs
         # Only checks the settings: it does not connect yet.
         self._pool.connection_class(**settings)
-        self.name = f"redis://{settings['host']}:{settings['port']}/{settings['db']}"
+        self._scheme = urlsplit(url).scheme
+        self.name = f"{self._scheme}://{settings['host']}:{settings['port']}/{settings['db']}"
         """Where it is, for errors and logs."""
 
     def run(self, script: Script, *words: str, lost: type[Exception]) -> Any:
@@ -113,7 +115,10 @@ class RedisServer:
         try:
             connection: Any = pool.get_connection()
         except exceptions.RedisError as error:
-            raise self._translated(error, lost=TryAgain) from error
+            told = advice(error, "redis") if self._scheme == "rediss" else ""
+            # What TLS has refused, it would refuse again, and a port without it is silent.
+            lost = StoreUnavailable if told and "EOF" not in told else TryAgain
+            raise self._translated(error, lost, told) from error
         try:
             return exchange(connection)
         except BaseException as error:
@@ -126,9 +131,11 @@ class RedisServer:
         finally:
             pool.release(connection)
 
-    def _translated(self, error: exceptions.RedisError, lost: type[Exception]) -> Exception:
+    def _translated(
+        self, error: exceptions.RedisError, lost: type[Exception], told: str = ""
+    ) -> Exception:
         """The Store protocol's error for one of the driver."""
-        text = mask_passwords(f"{self.name}: {error}")
+        text = mask_passwords(f"{self.name}: {error}{told}")
         found = _CODE.search(str(error))
         code = found.group() if found else _CODES.get(type(error))
         if code in _PASSING:

@@ -345,11 +345,12 @@ class Operations(Protocol):
         """Whether it keeps workers, activity, runs and the audit; else these calls do nothing."""
         return False
 
-    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> None:  # noqa: ARG002
+    def keep_worker(self, worker: Worker, activity: Sequence[Activity]) -> float | None:  # noqa: ARG002
         """Keep that the worker is alive now, by the store's clock, and what it did: in place of
         what it said before, where that has the same consumer and period. To repeat it is no harm.
+        Returns when it was last alive before, as far as is stored.
         """
-        return
+        return None
 
     def forget_worker(self, id_: str) -> None:  # noqa: ARG002
         """The worker has ended; what it did stays."""

@@ -19,16 +19,17 @@ _COLUMNS = {"consumer": "provider", "by": "changed_by"}
 
 def keep_worker(
     at: ConnectedTables[Connection], worker: Worker, activity: Sequence[Activity]
-) -> None:
+) -> float | None:
     """As the Store protocol says, in the transaction that is open."""
     tables, now = at.dialect.tables, at.dialect.time(at.link)
     c = tables.workers.c
-    known = at.dialect.selected(at.link, select(c.started).where(c.id == worker.id))
-    started = known[0][0] if known else now
+    known = at.dialect.selected(at.link, select(c.started, c.seen).where(c.id == worker.id))
+    started, before = known[0] if known else (now, None)
     _put(at.link, tables.workers, ("id",), _row(worker._replace(seen=now, started=started)))
     for each in activity:
         row = {**_row(each), "seconds": json.dumps(each.seconds)}
         _put(at.link, tables.activity, ("provider", "worker", "began"), row)
+    return before
 
 
 def forget_worker(at: ConnectedTables[Connection], id_: str) -> None:

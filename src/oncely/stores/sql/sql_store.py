@@ -1,5 +1,6 @@
 """SqlStore: records in one table of a relational database."""
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
@@ -12,6 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
+from oncely._util.tls import advice
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -108,6 +110,9 @@ class SqlStore:
         event.listen(engine, "connect", self._dialect.prepare)
         # A second pool, since all connections of the first may be in use.
         self._engine_beside = engine_beside(engine)
+        self._file = engine.url.database if engine.dialect.name == "sqlite" else None
+        self._first_file: tuple[int, int] | None = None
+        """Which file that was, when it was first used."""
         afresh_in_children(self)
 
     def _told(self) -> tuple[ProcessSignal, float, Listener | None]:
@@ -194,6 +199,8 @@ class SqlStore:
         return patiently(lambda: self._transact(work))
 
     def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:
+        if self._file is not None:
+            self._check_file(self._file)
         # SQLAlchemy's ORM takes long to import, and so does Alembic: most programs need neither.
         from oncely.stores.sql.joining import joined
 
@@ -378,13 +385,30 @@ class SqlStore:
         pool = self._engine.pool
         connection = self._connect()
         try:
+            if self._file is not None:
+                self._check_file(self._file)
             yield connection
         finally:
-            _give_back(connection)
+            # The work on it is done, or has failed: if it is lost now, that changes nothing.
+            with suppress(SQLAlchemyError):
+                connection.close()
             if self._engine.pool is not pool:
                 # Disposed of meanwhile, by a thread that lost its connection or closed the ledger:
                 # nobody else would close what is given back to it.
                 pool.dispose()
+
+    def _check_file(self, file: str) -> None:
+        """Raise StoreError where it is not the file that was used first: what is written to one
+        that is removed, nobody else sees.
+        """
+        at = os.stat(file) if os.path.exists(file) else None  # noqa: PTH110, PTH116 - often.
+        found = at and (at.st_dev, at.st_ino)
+        self._first_file = self._first_file or found
+        if found != self._first_file:
+            raise StoreError(
+                f"{self._engine.url!r}: the file was removed or replaced while this process had it "
+                "open; restart the process, and copy a ledger by VACUUM INTO"
+            )
 
     def _connect(self) -> Connection:
         try:
@@ -392,10 +416,12 @@ class SqlStore:
         except PoolTimeout as error:
             raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
-            fault = self._fault(error)
-            if fault in (Fault.LOST, Fault.UNAVAILABLE):
-                raise TryAgain(self._text(error)) from error
-            raise StoreError(self._text(error)) from error
+            told = advice(error, self._engine.dialect.name)
+            text = f"{self._text(error)}{told}"
+            if self._fault(error) not in (Fault.LOST, Fault.UNAVAILABLE):
+                raise StoreError(text) from error
+            # What TLS has refused, it would refuse again.
+            raise (StoreUnavailable if told and "EOF" not in told else TryAgain)(text) from error
 
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
@@ -500,9 +526,3 @@ def _of_driver(error: Exception) -> Exception:
     elif type(error).__module__ == "django.db.utils":
         original = error.__cause__
     return original if isinstance(original, Exception) else error
-
-
-def _give_back(connection: Connection) -> None:
-    # The work on it is done, or has failed: if it is lost now, that changes nothing.
-    with suppress(SQLAlchemyError):
-        connection.close()

@@ -13,6 +13,7 @@ from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
 from oncely._util.pauses import pause_s
+from oncely._util.tls import advice
 from oncely.core.errors import BrokerRefused, TransportError, describe
 from oncely.transports.rabbitmq.wire import AmqpWire
 
@@ -276,7 +277,9 @@ def error_of(reason: BaseException) -> Lost:
             return BrokerRefused("RabbitMQ: wrong user or password in the URL")
         case exceptions.ProbableAccessDeniedError() if _is_brokers_word(reason):
             return BrokerRefused(f"RabbitMQ: no access to the vhost in the URL: {reason!s:.200}")
-    return TransportError(f"RabbitMQ: {describe(_innermost(reason), 300)}")
+    is_lost = isinstance(reason, exceptions.StreamLostError)  # It was open before.
+    told = "" if is_lost else advice(repr(reason), "amqp")
+    return TransportError(f"RabbitMQ: {describe(_innermost(reason), 300)}{told}")
 
 
 def _is_brokers_word(error: BaseException) -> bool:

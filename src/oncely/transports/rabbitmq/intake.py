@@ -25,6 +25,8 @@ _QUIET_S = 5.0
 queue is deleted and created again at once, the broker silently moves its consumers to the new
 queue, whose deliveries may never arrive.
 """
+_COUNTED_S = 1.0
+"""How long nothing has to arrive until the broker's count of 0 is believed."""
 
 
 class Tag(NamedTuple):
@@ -95,8 +97,10 @@ class Intake(Channel):
 
         return self.line.ask(begin)
 
-    def is_drained(self) -> bool:
-        """Whether no message waits in the queue, and none is unacknowledged here."""
+    def is_drained(self, *, may_get: bool) -> bool:
+        """Whether no message waits in the queue, and none is unacknowledged here. Raises
+        ChannelLost where the broker lets nobody get single messages from it.
+        """
         with self._looking:
             # The broker's count is late at times; only an empty basic.get is sure. If the count is
             # not 0, a basic.get would overtake messages that are on their way.
@@ -105,6 +109,8 @@ class Intake(Channel):
             declared = self.call(self.raw.queue_declare, self._queue, passive=True)
             if declared.method.message_count:
                 return False
+            if not may_get:
+                return monotonic() > self._quiet_since + _COUNTED_S
             self.ask(self._get)
             # Before this answer all earlier deliveries have arrived.
             self.call(self.raw.basic_qos, prefetch_count=1)

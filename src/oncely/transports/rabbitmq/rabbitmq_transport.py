@@ -109,7 +109,7 @@ class RabbitmqTransport:
         subscribe(line, queue, self._settings.exchange, types)
 
     def is_drained(self, queue: str) -> bool:
-        return self._session.intake(queue).is_drained()
+        return self._session.is_drained(queue)
 
     def close(self) -> None:
         session = self._session

@@ -6,12 +6,14 @@ from collections.abc import Set
 from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
-from oncely.transports.rabbitmq.connection import Line, Reach
+from oncely.transports.rabbitmq.connection import ChannelLost, Line, Reach
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.publishing import Publishing
-from oncely.transports.rabbitmq.topology import consumers, make_queue
+from oncely.transports.rabbitmq.topology import consumers, make_queue, waiting
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 
+_EXCLUSIVE = "in exclusive use"
+_RESOURCE_LOCKED = 405
 _TAKEN_BACK_S = 5.0
 _LOOK_S = 0.05
 
@@ -31,6 +33,8 @@ class Session:
         self._intakes: dict[str, Intake] = {}
         self._others: dict[str, int] = {}
         """How many other consumers a queue had when this one began."""
+        self._counted: set[str] = set()
+        """The queues of which only the broker's count says whether they are empty."""
 
     def intake(self, queue: str, until: float = 0.0) -> Intake:
         """The intake of a queue; if it is not open, tries to open it until that moment."""
@@ -45,6 +49,19 @@ class Session:
                 self._await_former(line, queue)
                 intake = self._intakes[queue] = Intake(line, queue, self._settings)
             return intake
+
+    def is_drained(self, queue: str) -> bool:
+        """Whether no message waits in a queue, as far as the broker tells, nor here."""
+        try:
+            return self.intake(queue).is_drained(may_get=queue not in self._counted)
+        except ChannelLost as lost:
+            if _EXCLUSIVE in lost.text:
+                return not waiting(self.consuming.line(), queue)
+            if lost.code != _RESOURCE_LOCKED:
+                raise
+            # It has a single active consumer: nobody may get single messages.
+            self._counted.add(queue)
+            return False
 
     def _await_former(self, line: Line, queue: str) -> None:
         """Wait until the broker has requeued the messages of a lost connection. To a consumer that

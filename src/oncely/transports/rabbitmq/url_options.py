@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pika import SSLOptions, URLParameters
 from pika.connection import Parameters
 
+from oncely._util.tls import check_files
 from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.transports.url_values import Read, read_values, text, whole
@@ -16,6 +17,7 @@ _QUEUE_TYPES = ("quorum", "classic")
 _MAX_PREFETCH = 65_535
 _MAX_BYTES = 128 << 20
 """RabbitMQ's default limit for the size of a message."""
+_FILES = ("cafile", "certfile", "keyfile")
 _HARM = 'never be enough; write "30s"'
 
 
@@ -49,8 +51,11 @@ def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings
     said = read_values(options, _KNOWN)
     if heartbeat_s := said.pop("heartbeat_s", None):
         parameters.heartbeat = max(1, round(heartbeat_s))
-    if "cafile" in said:
-        parameters.ssl_options = _ssl_options(said.pop("cafile"), parameters.host)
+    check_files(options)
+    if files := {name: said.pop(name) for name in _FILES if name in said}:
+        if not address.startswith("amqps:"):
+            raise ConfigError(f'{", ".join(files)}: only with TLS; begin the URL with "amqps://"')
+        parameters.ssl_options = _ssl_options(files, parameters.host)
     return parameters, RabbitSettings(**said)
 
 
@@ -66,11 +71,15 @@ def _exchange(value: str, _: str) -> str:
     raise ConfigError('exchange: it has no name; write "oncely"')
 
 
-def _ssl_options(file: str, host: str) -> SSLOptions:
+def _ssl_options(files: Mapping[str, str], host: str) -> SSLOptions:
     try:
-        return SSLOptions(ssl.create_default_context(cafile=file), host)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cafile: {file!r} cannot be read: {error}") from error
+        context = ssl.create_default_context(cafile=files.get("cafile"))
+        if certificate := files.get("certfile") or files.get("keyfile"):
+            # Without a password, Python would ask for it at the terminal.
+            context.load_cert_chain(certificate, files.get("keyfile"), password="")
+    except ssl.SSLError as error:
+        raise ConfigError(f"{', '.join(files)}: of no use for TLS: {error}") from error
+    return SSLOptions(context, host)
 
 
 _seconds = partial(positive_seconds, harm=_HARM)
@@ -82,5 +91,5 @@ _KNOWN: Mapping[str, Read] = {
     "max_bytes": partial(whole, largest=_MAX_BYTES),
     "confirm_timeout_s": _seconds,
     "heartbeat_s": _seconds,
-    "cafile": text,
+    **dict.fromkeys(_FILES, text),
 }

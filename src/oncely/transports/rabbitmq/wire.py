@@ -87,9 +87,12 @@ class AmqpWire(SelectorIOServicesAdapter):
                 result = (result[0], protocol.inner)
             on_done(result)
 
+        ours = _Socket(fileno=sock.detach())
+        # A new object knows nothing of the descriptor: TLS, put around it, would make it block.
+        ours.settimeout(0.0)
         return super().create_streaming_connection(
             lambda: _Framing(protocol_factory(), self),
-            _Socket(fileno=sock.detach()),
+            ours,
             linked,
             ssl_context,
             server_hostname,
