@@ -344,7 +344,7 @@ class MariaDb(Server):
     _SETUP = """
         CREATE DATABASE IF NOT EXISTS oncely;
         CREATE USER IF NOT EXISTS oncely@'%' IDENTIFIED BY 'secret';
-        GRANT ALL ON *.* TO oncely@'%';
+        GRANT ALL ON *.* TO oncely@'%' WITH GRANT OPTION;
     """
 
     @property

@@ -28,6 +28,8 @@ _A_DAY = {
     "wrong clocks": 2,
     "isolation levels": 3,
     "TLS": 1,
+    "locks": 4,
+    "useless sessions": 6,
 }
 """How many of the tests with the mark `in_turn` and this name a run has."""
 

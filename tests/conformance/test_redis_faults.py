@@ -18,7 +18,7 @@ from tests.servers import Redis
 
 from oncely.core.commands import Duplicate, Granted
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger
 from oncely.stores import redis_server
 from oncely.stores.redis import RedisStore, open_redis
@@ -145,6 +145,43 @@ def test_server_killed_in_the_middle(private_redis: Redis) -> None:
     found = RedisStore(private_redis.url).load(keys).records
     assert all(found[key].state is State.COMPLETED for key in completed)
     assert len(completed) > 100 * kills
+
+
+def test_connections_that_were_ended_while_idle(private_redis: Redis, key: Key) -> None:
+    """Where the server has ended all that stood idle in the pool, as its `timeout` does, each call
+    is done on a new one.
+    """
+    ledger = Ledger(open_redis(private_redis.url))
+    claims: list[Claim] = []
+    calls: list[Callable[[], object]] = [
+        lambda: claims.append(granted(ledger.claim(key))),
+        lambda: ledger.extend(claims[0], "5m"),
+        ledger.counts,
+        lambda: ledger.complete(claims[0]),
+        lambda: ledger.purge("0s"),
+    ]
+    with Client.from_url(private_redis.url) as client:
+        for call in calls:
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(ledger.find, [key] * 40))
+            client.client_kill_filter(_type="normal", skipme=True)
+            call()
+    assert ledger.find(key) is None
+
+
+def test_connections_of_a_replica_that_is_promoted(private_redis: Redis, key: Key) -> None:
+    """Connections that were opened while the server was a replica, and read-only, do after that."""
+    ledger = Ledger(open_redis(private_redis.url))
+    with Client.from_url(private_redis.url) as client:
+        client.replicaof("127.0.0.1", "1")
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(ledger.find, [key] * 40))
+            refused = threads.submit(ledger.claim, key)
+            with pytest.raises(StoreUnavailable, match=r"read only|READONLY"):
+                refused.result(_DEADLINE_S)
+            client.replicaof("NO", "ONE")
+            for number in range(4):
+                granted(threads.submit(ledger.claim, Key("billing", str(number))).result())
 
 
 # ---- Connections that break --------------------------------------------------------------------

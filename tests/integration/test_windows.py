@@ -1,12 +1,12 @@
 """On the servers, no statement of a window reads more of the table than the window."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, Select, text
 
 from oncely import State
 from oncely.stores.sql import SqlStore
@@ -33,12 +33,14 @@ def statements_of(store: SqlStore, look: Look) -> list[tuple[str, Any]]:
     """What a window asks its database."""
     asked: list[tuple[str, Any]] = []
 
-    def note(_: object, __: object, statement: str, values: Any, ___: object, ____: object) -> None:
-        asked.append((statement, values))
+    def selected(link: Connection, chosen: Select[Any]) -> Sequence[Sequence[Any]]:
+        compiled = chosen.compile(link, compile_kwargs={"render_postcompile": True})
+        asked.append((str(compiled), compiled.params))
+        return type(store._dialect).selected(store._dialect, link, chosen)
 
-    event.listen(store._engine, "before_cursor_execute", note)
-    store.window(look)
-    event.remove(store._engine, "before_cursor_execute", note)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store._dialect, "selected", selected)
+        store.window(look)
     assert asked
     return asked
 

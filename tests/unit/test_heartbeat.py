@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from tests.conditions import LIMIT_S
+from tests.conditions import LIMIT_S, wait_until
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted
@@ -16,6 +16,7 @@ from oncely.core.durations import Duration
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
+from oncely.lifecycle import heartbeat as heartbeats
 from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.stores.store import Change
 from oncely.testing import ManualClock
@@ -111,6 +112,42 @@ def test_fenced_claims_are_dropped(
     assert not heartbeat.is_good(claim)
     assert "claim_lost" in events_in(caplog)
     assert ledger.find(claim.key) == newest.record
+
+
+def test_store_clock_set_forward(
+    ledger: WatchedLedger,
+    clock: ManualClock,
+    monotonic: ManualClock,
+    claim: Claim,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the store's clock is set forward by a day in the middle of the work, the leases that
+    seem over begin anew long before the next beat, so that nobody is granted their messages.
+    """
+    monkeypatch.setattr(heartbeats, "_LOOK_S", 0.01)
+    heartbeat = Heartbeat(ledger, 3_600.0, monotonic)
+    heartbeat.hold([claim], monotonic.now)
+    wait_until(lambda: heartbeat._ahead_s is not None)
+    clock.advance(86_400.0)
+    ledger.extended.get(timeout=LIMIT_S)
+    wait_until(lambda: heartbeat.newest([claim])[0] is not claim)
+    heartbeat.close()
+    assert "store_clock_jumped" in events_in(caplog)
+    assert isinstance(ledger.claim(claim.key), Busy)
+
+
+def test_both_clocks_go_on(ledger: Ledger, clock: ManualClock, monotonic: ManualClock) -> None:
+    """Time that passes for both clocks is no jump, nor is one while nothing is held."""
+    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
+    assert not heartbeat.has_jumped()
+    heartbeat.hold([granted(ledger.claim(Key("billing", "1")))], monotonic.now)
+    for _ in range(3):
+        assert not heartbeat.has_jumped()
+        clock.advance(50.0)
+        monotonic.advance(45.0)
+    clock.advance(86_400.0)
+    assert heartbeat.has_jumped()
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("a defect")])

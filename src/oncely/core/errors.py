@@ -74,8 +74,8 @@ class ContentionError(StoreError):
 
 
 class KeysLocked(ContentionError):
-    """Another transaction holds locks on some keys for longer than the ledger waits; asking again
-    is safe.
+    """Another transaction holds locks on some keys, or on a table, for longer than the ledger
+    waits; asking again is safe.
 
     A claim is answered with Busy instead.
     """

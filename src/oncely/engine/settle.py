@@ -159,7 +159,7 @@ class Settler:
         lost = found = 0
         for number in range(_ROUNDS):
             if number or looks_first:
-                now, pending = self._looked_up(pending, horizons)
+                now, pending = self._looked_up(pending, horizons, outcomes)
                 found = found or sum(request.believed is not None for _, request in pending)
             try:
                 self._round(pending, outcomes, now, horizons, locked)
@@ -192,11 +192,20 @@ class Settler:
             # It may be stored or not: asked again one by one, each gets the answer that was lost.
             return set()
 
-    def _looked_up(self, pending: _Pending, horizons: BelievedHorizons) -> tuple[float, _Pending]:
+    def _looked_up(
+        self, pending: _Pending, horizons: BelievedHorizons, outcomes: _Outcomes
+    ) -> tuple[float, _Pending]:
         """Look these up: the store's clock, and each with its record as it was then. `horizons` are
-        brought up to date.
+        brought up to date. Where the whole table is locked, all get that as their outcome.
         """
-        loaded = self._store.load({request.key for _, request in pending})
+        try:
+            loaded = self._store.load({request.key for _, request in pending})
+        except KeysLocked as error:
+            if not error.keys:
+                raise
+            for n, (key, command, believed) in pending:
+                outcomes[n] = while_locked(believed, command, 0.0) or _locked(key)
+            return 0.0, []
         there = [
             (n, request._replace(believed=loaded.records.get(request.key)))
             for n, request in pending

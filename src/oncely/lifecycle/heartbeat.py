@@ -16,6 +16,8 @@ from oncely.ledger import Ledger
 _log = EventLog(__name__)
 
 _BEATS_PER_LEASE = 3
+_LOOK_S = 5.0
+"""How often to look at the store's clock between two beats."""
 
 _Name = tuple[Key, int, int]
 
@@ -60,6 +62,8 @@ class Heartbeat:
         """Each with the time from which it may have run out."""
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        self._ahead_s: float | None = None
+        """How far the store's clock was ahead of this process's when it was last looked at."""
 
     def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
         """Extend these from now on. `asked_at`: the clock before they were asked for."""
@@ -125,6 +129,27 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - the claims are lost if nobody extends them.
             self._outage.met(error)
 
+    def has_jumped(self) -> bool:
+        """Whether the store's clock was set forward since this was last asked, so far that claims
+        held here seem to have run out.
+        """
+        former, self._ahead_s = self._ahead_s, None
+        if self._lease_s is None or not self._held:
+            return False
+        try:
+            self._ahead_s = self._ledger.now() - self._clock()
+        except Exception:  # noqa: BLE001 - the next beat tells what is wrong.
+            return False
+        jump_s = 0.0 if former is None else self._ahead_s - former
+        if jump_s < self._lease_s / _BEATS_PER_LEASE:
+            return False
+        _log.warning(
+            "the store's clock was set forward by %(jump_s)s s: leases seem to have run out, and "
+            "messages in work may run again; those of this process are extended now",
+            extra={"event": "store_clock_jumped", "jump_s": round(jump_s, 1)},
+        )
+        return True
+
     def _start(self, lease_s: float) -> None:
         """Under the lock."""
         if self._thread is not None and self._thread.is_alive():
@@ -141,8 +166,12 @@ class Heartbeat:
         self._thread = thread
 
     def _beat_until(self, closed: threading.Event, pause_s: float) -> None:
-        while not process_clock.wait(closed, pause_s):
-            self.beat()
+        looks = left = math.ceil(pause_s / _LOOK_S)
+        while not process_clock.wait(closed, pause_s / looks):
+            left -= 1
+            if not left or self.has_jumped():
+                self.beat()
+                left = looks
 
     def _extend_all(self, lease_s: float) -> None:
         with self._lock:

@@ -263,9 +263,12 @@ class _Tries:
                 # It fails as with an error of its own, since the server was there each time.
                 self._turn.error = error
                 return False
-        if isinstance(error, StoreUnavailable) and work.claim and error is not self._turn.error:
-            # The connection was lost during the try, and the transaction with it.
-            return wait_s > 0
+        if isinstance(error, StoreUnavailable) and error is not self._turn.error:
+            # The connection was lost during the try, and the transaction with it; or it was of no
+            # use from the first: ended while it stood idle, say. Its pool has dropped it.
+            cause = error.__cause__
+            was_useless = isinstance(cause, Exception) and self.ledger.is_contention(cause)
+            return wait_s > 0 and (work.claim is not None or was_useless)
         return _lost(self._handling.ledger, error, wait_s)
 
     async def record(self, error: BaseException) -> None:

@@ -19,6 +19,7 @@ from oncely.core.destination import (
 )
 from oncely.core.errors import (
     ConfigError,
+    ContentionError,
     MessageError,
     PublishRefused,
     StoreError,
@@ -254,7 +255,7 @@ class StoreTransport:
             return
         try:
             self._store.bindings("")
-        except StoreUnavailable:
+        except (StoreUnavailable, ContentionError):
             raise
         except StoreError:
             self._store.migrate()

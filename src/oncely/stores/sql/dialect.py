@@ -73,6 +73,8 @@ class Fault(Enum):
     """The connection is gone; what was being written may be stored, or not."""
     LOCKED = auto()
     """Another transaction held a lock for longer than we waited; nothing is stored."""
+    READ_ONLY = auto()
+    """The session cannot write, as after a failover; nothing is stored."""
     UNAVAILABLE = auto()
     """The database can be reached, but does not serve."""
     OTHER = auto()
@@ -151,9 +153,30 @@ class Dialect(ABC):
         """The same for statements that hardly wait for locks."""
         return type(self)(self._engine, self.tables, self._clock, is_hurried=True)
 
-    def hurry(self, _: SqlConnection) -> AbstractContextManager[None]:
+    def hurry(self, link: SqlConnection) -> AbstractContextManager[None]:
         """Inside the block, statements on a connection of ours wait for locks as this one's do."""
-        return nullcontext()
+        return self._hurrying(link) if self.is_hurried else nullcontext()
+
+    @contextmanager
+    def _hurrying(self, link: SqlConnection) -> Iterator[None]:
+        statement = self.lock_wait(link, is_hurried=True)
+        if statement is None:
+            yield
+            return
+        self.run(link, statement)
+        usual = cast(str, self.lock_wait(link, is_hurried=False))
+        try:
+            yield
+        except Exception:
+            self.run(link, usual)
+            raise
+        self.run(link, usual)
+
+    def lock_wait(self, link: SqlConnection, *, is_hurried: bool) -> str | None:  # noqa: ARG002
+        """The statement that sets how long a session of ours waits for locks; None where no setting
+        of the session says that.
+        """
+        return None
 
     def prepare(self, connection: Any, _: object) -> None:  # noqa: B027 - not all have to.
         """Make a new connection fit for the ledger."""
@@ -375,10 +398,19 @@ class Dialect(ABC):
     # ---- Schema --------------------------------------------------------------------------------
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:
-        """A block in which nobody else migrates the same table; in a transaction, where the
-        database can change a schema in one.
+        """A block in which nobody else migrates the same table. Raises KeysLocked where another
+        program does that now.
         """
         return self.transaction(connection)
+
+    def altering(self, connection: Connection) -> AbstractContextManager[None]:  # noqa: ARG002
+        """A block within `migrating` in which the schema is read, or changed: in a transaction if
+        the database can do that, waiting for locks only so long that others can wait behind it.
+        """
+        return nullcontext()
+
+    def index_beside(self, connection: Connection) -> None:  # noqa: B027 - not all can.
+        """Index an older table of records while others write to it."""
 
     def unsafe_settings(self, link: SqlConnection) -> Sequence[str]:  # noqa: ARG002 - not all have any.
         """What of the server's settings can lose records, a sentence each."""

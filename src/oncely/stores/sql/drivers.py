@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache, partial
 from inspect import iscoroutinefunction
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from oncely.core.errors import ConfigError
 
 Parameters = Mapping[str, Any] | Sequence[Any] | None
@@ -78,6 +80,16 @@ def _driver_of_class(connection: type, *, is_adapted: bool) -> Driver | None:
         if driver := drivers.get(kind.__module__.partition(".")[0]):
             return driver
     return None
+
+
+def of_driver(error: Exception) -> Exception:
+    """The driver's own error, where SQLAlchemy or Django has wrapped it."""
+    original: BaseException | None = None
+    if isinstance(error, DBAPIError):
+        original = error.orig
+    elif type(error).__module__ == "django.db.utils":
+        original = error.__cause__
+    return original if isinstance(original, Exception) else error
 
 
 def is_driver_error(error: Exception) -> bool:

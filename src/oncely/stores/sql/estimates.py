@@ -53,7 +53,8 @@ def _at_least(some: Tally, estimated: Tally) -> Tally:
 
 def _is_over(at: ConnectedTables[Connection], most: int) -> bool:
     some = select(literal(1)).select_from(at.dialect.table).limit(most + 1).subquery()
-    return bool(at.link.execute(select(func.count()).select_from(some)).scalar_one() > most)
+    [[count]] = at.dialect.selected(at.link, select(func.count()).select_from(some))
+    return bool(count > most)
 
 
 def _estimated(at: ConnectedTables[Connection], sample: Sample) -> dict[tuple[str, State], Tally]:

@@ -14,7 +14,13 @@ from oncely._util import sqlite_files
 from oncely._util.chance import CHANCE
 from oncely.core.errors import ConfigError, ContentionError, EndedError
 from oncely.stores.sql.dialect import Dialect, Fault
-from oncely.stores.sql.drivers import Driver, driver_of, is_driver_error, own_connection
+from oncely.stores.sql.drivers import (
+    Driver,
+    driver_of,
+    is_driver_error,
+    of_driver,
+    own_connection,
+)
 from oncely.stores.sql.joined_connection import JoinedConnection, foreign
 from oncely.stores.sql.sql_transaction import SqlTransaction, guarded
 from oncely.stores.store import CallersTransaction
@@ -57,7 +63,9 @@ def joined(
     try:
         yield transaction
         transaction.check_end()
-    except Exception:
+    except Exception as error:
+        if link.fault(of_driver(error)) is Fault.READ_ONLY:
+            owner.lose()
         if transaction.error is None:
             # The error is raised as it is; but where the transaction was ended, its owner is told.
             link.has_ended()
@@ -92,7 +100,7 @@ class _JoinedSqlTransaction(SqlTransaction):
                 link.owner.lose()
                 return _timed_out()
             fault = link.fault(error)
-            if fault is Fault.LOST:
+            if fault in (Fault.LOST, Fault.READ_ONLY):
                 link.owner.lose()
             elif fault in (Fault.NO_TABLE, Fault.OTHER) and link.has_ended():
                 return _ended()

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import chain
@@ -19,6 +19,7 @@ from sqlalchemy import Connection, inspect
 
 from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
+from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.table import SqlTables
 
 _KEY = {"message_id", "provider"}
@@ -48,10 +49,16 @@ class Found(NamedTuple):
     """Whether a PostgreSQL schema has to be created. In MariaDB it would be a whole database."""
 
 
-def upgrade(connection: Connection, name: TableName) -> None:
-    """Run the migrations that are missing."""
-    with _config(connection, name) as config:
-        if _known_revision(connection, name, config) != _head(config):
+def upgrade(at: ConnectedTables[Connection], name: TableName) -> None:
+    """Run the migrations that are missing. Raises KeysLocked where a lock for that is held."""
+    with at.dialect.migrating(at.link), ExitStack() as opened:
+        with at.dialect.altering(at.link):
+            config = opened.enter_context(_config(at.link, name))
+            if _known_revision(at.link, name, config) == _head(config):
+                return
+        if config.attributes["found"].columns is not None:
+            at.dialect.index_beside(at.link)
+        with at.dialect.altering(at.link):
             command.upgrade(config, "head")
 
 

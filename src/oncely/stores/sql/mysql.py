@@ -11,7 +11,7 @@ from pymysql.constants import CR, ER
 from pymysql.err import InterfaceError
 from sqlalchemy import Connection
 
-from oncely.core.errors import StoreError, StoreUnavailable
+from oncely.core.errors import KeysLocked, StoreError
 from oncely.core.record import Key, Record
 from oncely.stores.alike import keys_of
 from oncely.stores.sql.batches import batches
@@ -71,8 +71,6 @@ _KEYS = (
     "JSON_TABLE(%(keys)s, '$[*]' COLUMNS"
     f" (message_id {_ID} PATH '$[0]', provider {_ID} PATH '$[1]')) AS k"
 )
-_MIGRATION_WAIT_S = 100
-"""How long to wait for another program's migration; less than the timeout for an answer."""
 _SETTINGS = (
     # What a limit cuts off would seem not to be there.
     *("sql_select_limit = 18446744073709551615", "sql_safe_updates = 0", "sql_big_selects = 1"),
@@ -84,7 +82,8 @@ _SETTINGS = (
 _FLUSHED = (1, 3)
 """Where each commit is flushed to the disk before it is answered."""
 _LOCK_WAIT_S = 1
-_LOCK_WAIT = "SET innodb_lock_wait_timeout = {}"
+_LOCK_WAIT = "SET innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
+"""For rows, and for tables: the server's own limit for those is a day."""
 _MAX_PACKET = "max_allowed_packet"
 _LONG = 1 << 16
 """Characters from which on a statement may be too long for a server."""
@@ -95,7 +94,11 @@ _NUMBERING_LOCKED = 1467
 _ROLLED_BACK = (ER.LOCK_DEADLOCK, ER.CHECKREAD, _NUMBERING_LOCKED)
 _NO_TABLE = (ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR)
 _CONNECTION_KILLED = 1927
-_LOST = (ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN, _CONNECTION_KILLED)
+_MYSQL_KILLED, _MYSQL_IDLE = 3169, 4031
+_LOST = (
+    *(ER.SERVER_SHUTDOWN, ER.NORMAL_SHUTDOWN),
+    *(_CONNECTION_KILLED, _MYSQL_KILLED, _MYSQL_IDLE),
+)
 _CLIENT_ERRORS = range(CR.CR_ERROR_FIRST, 3000)
 """Errors of the driver, about its connection."""
 _TIMED_OUT = (1969, 3024)
@@ -103,7 +106,7 @@ _READ_ONLY = (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836)
 _UNAVAILABLE = (
     *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, ER.USER_LIMIT_REACHED),
     *(ER.DISK_FULL, ER.RECORD_FILE_FULL, ER.OUTOFMEMORY, ER.OUT_OF_RESOURCES),
-    *(ER.HOST_IS_BLOCKED, ER.QUERY_INTERRUPTED, *_TIMED_OUT, *_READ_ONLY),
+    *(ER.HOST_IS_BLOCKED, ER.QUERY_INTERRUPTED, *_TIMED_OUT),
 )
 
 
@@ -206,11 +209,9 @@ class Mysql(Dialect):
         # These servers do not change schemas in transactions: only the lock keeps others away.
         lock = f"oncely {self.name}"[:64]
         cursor = raw_cursor(connection)
-        cursor.execute("SELECT GET_LOCK(%s, %s)", (lock, _MIGRATION_WAIT_S))
+        cursor.execute("SELECT GET_LOCK(%s, 0)", (lock,))
         if cursor.fetchone()[0] != 1:
-            raise StoreUnavailable(
-                f"another program has been migrating {self.name} for over {_MIGRATION_WAIT_S} s"
-            )
+            raise KeysLocked(f"another program is migrating {self.name}")
         try:
             yield
         finally:
@@ -246,6 +247,8 @@ class Mysql(Dialect):
         # The server's last words to a session that it ends may stand in the midst of an answer.
         if str(code).startswith("Packet sequence number wrong"):
             return Fault.LOST
+        if code in _READ_ONLY:
+            return Fault.READ_ONLY
         # PyMySQL raises OperationalError for nearly everything: only the code tells.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
@@ -287,20 +290,9 @@ class Mysql(Dialect):
             cursor.execute(f"SELECT @@{_MAX_PACKET}")
             record.info[_MAX_PACKET] = cursor.fetchone()[0]
 
-    @contextmanager
-    def hurry(self, link: SqlConnection) -> Iterator[None]:
-        if not self.is_hurried:
-            yield
-            return
-        cursor = raw_cursor(link)
+    def lock_wait(self, link: SqlConnection, *, is_hurried: bool) -> str:  # noqa: ARG002
         # The unit is whole seconds; MySQL turns 0 into 1.
-        cursor.execute(_LOCK_WAIT.format(0))
-        try:
-            yield
-        except Exception:
-            cursor.execute(_LOCK_WAIT.format(_LOCK_WAIT_S))
-            raise
-        cursor.execute(_LOCK_WAIT.format(_LOCK_WAIT_S))
+        return _LOCK_WAIT.format(0 if is_hurried else _LOCK_WAIT_S)
 
     # ---- Writing exactly what is unchanged -----------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 import psycopg
 from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
+from sqlalchemy.schema import CreateIndex
 
 from oncely._util.clock import monotonic
+from oncely.core.errors import KeysLocked
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import digest
 from oncely.stores.alike import keys_of
@@ -60,6 +62,10 @@ size, analysed or not, and also in a kept plan that was made while the table was
 _LOCK_WAIT_MS = 1500
 """Longer than the server waits before it looks for a deadlock, so that a victim gets that error."""
 _HURRIED_WAIT_MS = 20
+_MIGRATION_WAIT_MS = 300
+"""Whoever comes while a migration waits for the lock of a table waits behind it."""
+_LIMITED = "lock_timeout"
+"""The note that a session of ours has the limit by itself."""
 _ROWS_IN_A_PAGE = 10
 """At least: some 40 of the smallest fit, but pages hold dead rows as well. More pages make a better
 estimate, since each is in the sample or not by chance.
@@ -97,6 +103,20 @@ class Postgresql(Dialect):
     locked = "FOR UPDATE OF d"
     moment = _NOW
 
+    def prepare(self, connection: Any, record: Any) -> None:
+        # A session that is a pooler's, and not the one that was connected to, goes to other
+        # programs as it is.
+        limit = (
+            "SELECT CASE WHEN pg_backend_pid() = %s THEN"
+            f" set_config('lock_timeout', '{_LOCK_WAIT_MS}', false) END"
+        )
+        [limited] = connection.execute(limit, [connection.info.backend_pid]).fetchone()
+        record.info[_LIMITED] = limited is not None
+
+    def lock_wait(self, link: SqlConnection, *, is_hurried: bool) -> str | None:
+        wait_ms = _HURRIED_WAIT_MS if is_hurried else _LOCK_WAIT_MS
+        return f"SET lock_timeout = {wait_ms}" if link.info[_LIMITED] else None
+
     @property
     def begin(self) -> str:
         # Set for each transaction, whatever the session has: behind a pooler, the session is
@@ -116,9 +136,8 @@ class Postgresql(Dialect):
     ) -> Mapping[str, float]:
         values = {"message_ids": message_ids, "provider": consumer, "within_s": seen_within_s}
         statement = self._text(self._build_completed, (), ())
-        cursor: psycopg.Cursor[tuple[str, float]] = raw_cursor(link)
-        cursor.execute(statement, {**values, "now": self.now}, prepare=True, binary=True)
-        return dict(cursor.fetchall())
+        found = self._execute(link, statement, {**values, "now": self.now}, prepare=True)
+        return dict(found.fetchall())
 
     def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
         cursor = self._executed(link, self._build_swap, swapped(pairs))
@@ -130,10 +149,7 @@ class Postgresql(Dialect):
     def run(
         self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
     ) -> Any:
-        cursor = raw_cursor(link)
-        # As text, a session's `extra_float_digits` may cut times off.
-        cursor.execute(statement, values or {}, binary=True)
-        return cursor
+        return self._execute(link, statement, values or {})
 
     def selected(self, link: Connection, chosen: Select[Any]) -> Sequence[Sequence[Any]]:
         compiled = chosen.compile(link, compile_kwargs={"render_postcompile": True})
@@ -241,11 +257,42 @@ class Postgresql(Dialect):
         return self._horizons_of(link, consumers, " FOR KEY SHARE")
 
     @contextmanager
-    def migrating(self, connection: Connection) -> Iterator[None]:
-        with in_transaction(connection):
-            lock = f"SELECT pg_advisory_xact_lock(hashtext('oncely'), hashtext('{self.name}'))"
-            connection.exec_driver_sql(lock)
-            yield
+    def migrating(self, connection: Connection) -> Iterator[None]:  # noqa: ARG002 - see below.
+        # On a session of its own, which holds no snapshot: an index that is built beside writers
+        # waits for all that do.
+        lock = f"SELECT pg_try_advisory_xact_lock(hashtext('oncely'), hashtext('{self.name}'))"
+        with self._connected() as alone:
+            alone.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            with alone.transaction():
+                if alone.execute(lock.encode()).fetchone() != (True,):
+                    raise KeysLocked(f"another program is migrating {self.name}")
+                yield
+
+    def altering(self, connection: Connection) -> AbstractContextManager[None]:
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout ="
+        return in_transaction(connection, f"{begin} {_MIGRATION_WAIT_MS}")
+
+    def index_beside(self, connection: Connection) -> None:
+        [index] = self.table.indexes
+        name = connection.dialect.identifier_preparer.format_index(index)
+        path = f"{self.name.rpartition('.')[0]}.{name}".removeprefix(".")
+        cursor = raw_cursor(connection)
+        cursor.execute(f"SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{path}')")
+        found = cursor.fetchone()
+        if found == (True,):
+            return
+        # It waits for transactions, but nobody waits for it.
+        if connection.info[_LIMITED]:
+            cursor.execute("SET lock_timeout = 0")
+        try:
+            if found is not None:
+                # What is left of one that was broken off.
+                cursor.execute(f"DROP INDEX CONCURRENTLY {path}")
+            create = str(CreateIndex(index).compile(connection))
+            cursor.execute(create.replace(" INDEX ", " INDEX CONCURRENTLY ", 1))
+        finally:
+            if (limit := self.lock_wait(connection, is_hurried=False)) is not None:
+                cursor.execute(limit)
 
     def unsafe_settings(self, link: SqlConnection) -> Sequence[str]:
         asked = (
@@ -276,8 +323,8 @@ class Postgresql(Dialect):
         return found
 
     def size(self, connection: Connection) -> int | None:
-        found = connection.exec_driver_sql(f"SELECT pg_total_relation_size('{self.name}')")
-        return int(found.scalar_one())
+        found = self.run(connection, f"SELECT pg_total_relation_size('{self.name}')")
+        return int(found.fetchone()[0])
 
     def fault(self, error: Exception) -> Fault:
         # psycopg2 has another name for it. Types are compared by name, since a caller's driver may
@@ -294,8 +341,9 @@ class Postgresql(Dialect):
             return Fault.LOST
         if not state and kinds & {"OperationalError", "InterfaceError"}:
             return Fault.LOST
-        is_away = state == _READ_ONLY or "OperationalError" in kinds
-        return Fault.UNAVAILABLE if is_away else Fault.OTHER
+        if state == _READ_ONLY:
+            return Fault.READ_ONLY
+        return Fault.UNAVAILABLE if "OperationalError" in kinds else Fault.OTHER
 
     def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         build = self._build_renewal if renews else self._build_keep
@@ -307,7 +355,7 @@ class Postgresql(Dialect):
         values = {**varying, **constant, "now": self.now, "tells": self._is_to_tell()}
         # ON CONFLICT, which would skip existing rows, would cost a third of the time.
         with suppress(psycopg.errors.UniqueViolation):
-            raw_cursor(link).execute(statement, values, prepare=True, binary=True)
+            self._execute(link, statement, values, prepare=True)
 
     def tell(self, link: SqlConnection) -> None:
         if self._is_to_tell():
@@ -377,10 +425,30 @@ class Postgresql(Dialect):
         """A cursor that has executed the statement for these rows."""
         varying, constant, _ = rows
         statement = self._text(build, tuple(varying), tuple(constant))
-        cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
         values = {**varying, **constant, "now": self.now, **more}
-        cursor.execute(statement, values, prepare=True, binary=True)
+        return self._execute(link, statement, values, prepare=True)
+
+    def _execute(
+        self, link: SqlConnection, statement: str, values: Mapping[str, Any], **how: Any
+    ) -> "psycopg.Cursor[tuple[Any, ...]]":
+        cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
+        is_limited = self.is_inside or link.info[_LIMITED]
+        with nullcontext() if is_limited else self._limited(cursor.connection):
+            # As text, a session's `extra_float_digits` may cut times off.
+            cursor.execute(statement, values, binary=True, **how)
         return cursor
+
+    @contextmanager
+    def _limited(self, connection: "psycopg.Connection[Any]") -> Iterator[None]:
+        """Let a statement on a pooler's session wait for locks no longer than ours do. The limit is
+        sent before it, in the same message: the lock of a table is waited for before the statement
+        itself begins.
+        """
+        with connection.pipeline():
+            connection.execute(
+                f"SELECT set_config('lock_timeout', '{self._wait_ms}', true)".encode()
+            )
+            yield
 
     def _rows(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         """The table `k` of the batch: a row for each record, with its values and the time."""
@@ -389,16 +457,7 @@ class Postgresql(Dialect):
         singles = [f"%({name})b::{_type(name)} AS {name}" for name in constant]
         columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
         source = f" FROM unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
-        return f"(SELECT {columns}{source} {self._end}) AS k"
-
-    @property
-    def _end(self) -> str:
-        if self.is_inside:
-            return _FEW
-        # The LIMIT is evaluated before the first row, so the lock timeout is set by then. It holds
-        # for this statement only, whoever uses the session next.
-        waits = f"set_config('lock_timeout', '{self._wait_ms}', true)"
-        return f"LIMIT (SELECT {MOST_ROWS} FROM {waits})"
+        return f"(SELECT {columns}{source} {_FEW}) AS k"
 
     def _build_insert(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return (

@@ -8,9 +8,10 @@ from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from oncely._util import clock
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
 from oncely._util.tls import advice
@@ -37,7 +38,7 @@ from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import Dialect, Fault
-from oncely.stores.sql.drivers import is_driver_error
+from oncely.stores.sql.drivers import is_driver_error, of_driver
 from oncely.stores.sql.engines import dialect_of, engine_beside, renew
 from oncely.stores.sql.record_rows import Pair, by_key, parted
 from oncely.stores.sql.revision import is_current
@@ -57,6 +58,10 @@ from oncely.stores.store import (
     Transaction,
     Wanted,
 )
+
+_MIGRATION_PATIENCE_S = 600.0
+"""How long a migration tries to get the locks that it needs."""
+_MIGRATION_PAUSE_S = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,7 +150,11 @@ class SqlStore:
         )
 
     def load(self, keys: Collection[Key]) -> Loaded:
-        return self._read(lambda at: at.dialect.load(at.link, keys))
+        try:
+            return self._read(lambda at: at.dialect.load(at.link, keys))
+        except KeysLocked as error:
+            # Rows are read whoever holds them: it is the table that is locked.
+            raise KeysLocked(str(error), {*keys}) from error
 
     def beside(self) -> Records:
         other = copy(self)
@@ -211,11 +220,12 @@ class SqlStore:
         check_joined_source(source, self._engine.url, self._name)
 
     def is_contention(self, error: Exception) -> bool:
-        lost = self._fault(error) in (Fault.ROLLED_BACK, Fault.LOCKED, Fault.LOST)
-        return lost or isinstance(error, ContentionError) or is_locked(_of_driver(error))
+        passing = (Fault.ROLLED_BACK, Fault.LOCKED, Fault.LOST, Fault.READ_ONLY)
+        has_lost = self._fault(error) in passing
+        return has_lost or isinstance(error, ContentionError) or is_locked(of_driver(error))
 
     def is_outage(self, error: Exception) -> bool:
-        is_fault = self._fault(error) in (Fault.LOST, Fault.UNAVAILABLE)
+        is_fault = self._fault(error) in (Fault.LOST, Fault.READ_ONLY, Fault.UNAVAILABLE)
         return is_fault or isinstance(error, StoreUnavailable)
 
     def _transact(self, work: Callable[[Transaction], T]) -> T:
@@ -284,15 +294,22 @@ class SqlStore:
     # ---- Schema --------------------------------------------------------------------------------
 
     def migrate(self) -> None:
-        if self._read(lambda at: is_current(at.link, self._name)):
-            return
-        from oncely.stores.sql import migrating
+        until = clock.monotonic() + _MIGRATION_PATIENCE_S
+        while True:
+            try:
+                if not self._read(lambda at: is_current(at.link, self._name)):
+                    from oncely.stores.sql import migrating
 
-        def migrate(at: ConnectedTables[Connection]) -> None:
-            with at.dialect.migrating(at.link):
-                migrating.upgrade(at.link, self._name)
-
-        self._read(migrate)
+                    self._read(lambda at: migrating.upgrade(at, self._name))
+                return
+            except KeysLocked as error:
+                if clock.monotonic() > until:
+                    raise StoreUnavailable(
+                        f"{self._name.table} cannot be migrated, since other programs have had it "
+                        f"locked for {_MIGRATION_PATIENCE_S:.0f} s: {error}"
+                    ) from error
+            # Whoever came meanwhile has waited behind the migration, and goes first.
+            clock.sleep(_MIGRATION_PAUSE_S)
 
     def migration_sql(self) -> str:
         from oncely.stores.sql import migrating
@@ -353,13 +370,24 @@ class SqlStore:
                 patiently(lambda: self._once(lambda at: write(at, batch), on, lost=ReplyLost))
             )
         except KeysLocked:
-            if len(batch) == 1:
-                done.locked.add(_key_of(batch[0]))
+            if len(batch) == 1 or (not on.is_hurried and self._is_table_locked()):
+                done.locked.update(map(_key_of, batch))
                 return
             # The whole batch has waited for the locks: the halves hardly wait.
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
                 self._write_batch(self._dialect.hurried, half, write, done)
+
+    def _is_table_locked(self) -> bool:
+        """Whether nothing can be written to the table now, whatever its key."""
+        nothing = f"UPDATE {self._dialect.name} SET version = version WHERE false"
+        try:
+            patiently(
+                lambda: self._once(lambda at: at.run(nothing), self._dialect.hurried, lost=TryAgain)
+            )
+        except KeysLocked:
+            return True
+        return False
 
     def _once(
         self,
@@ -433,11 +461,11 @@ class SqlStore:
                 return error
             case Fault.ROLLED_BACK:
                 return TryAgain(self._text(error))
-            case Fault.LOST:
+            case Fault.LOST | Fault.READ_ONLY:
                 connection.invalidate()
-                # The other connections of the pool are probably lost, too.
+                # The other connections of the pool are probably of no use either.
                 renew(self._engine)
-                return lost(self._text(error))
+                return (lost if fault is Fault.LOST else TryAgain)(self._text(error))
             case Fault.UNAVAILABLE:
                 # After a failover another server may answer at the same address.
                 connection.invalidate()
@@ -467,19 +495,19 @@ class SqlStore:
                 )
             case Fault.LOCKED:
                 return KeysLocked(self._text(error))
-            case Fault.LOST | Fault.UNAVAILABLE:
+            case Fault.LOST | Fault.READ_ONLY | Fault.UNAVAILABLE:
                 return StoreUnavailable(self._text(error))
             case _:
                 return StoreError(self._text(error))
 
     def _fault(self, error: Exception) -> Fault | None:
         """What an error means; None where it is not the driver's."""
-        of_driver = _of_driver(error)
-        return self._dialect.fault(of_driver) if is_driver_error(of_driver) else None
+        original = of_driver(error)
+        return self._dialect.fault(original) if is_driver_error(original) else None
 
     def _text(self, error: Exception) -> str:
         # One line: the lines after it are hints, and positions in our statements.
-        first_line = str(_of_driver(error)).partition("\n")[0]
+        first_line = str(of_driver(error)).partition("\n")[0]
         # The URL's options may hold a password as well.
         return mask_passwords(f"{self._engine.url!r}: {first_line}")
 
@@ -518,11 +546,7 @@ def _locked(done: _Written) -> KeysLocked:
     )
 
 
-def _of_driver(error: Exception) -> Exception:
-    """The driver's own error, where SQLAlchemy or Django has wrapped it."""
-    original: BaseException | None = None
-    if isinstance(error, DBAPIError):
-        original = error.orig
-    elif type(error).__module__ == "django.db.utils":
-        original = error.__cause__
-    return original if isinstance(original, Exception) else error
+def _give_back(connection: Connection) -> None:
+    # The work on it is done, or has failed: if it is lost now, that changes nothing.
+    with suppress(SQLAlchemyError):
+        connection.close()

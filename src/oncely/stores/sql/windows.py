@@ -47,7 +47,8 @@ def _count(at: ConnectedTables[Connection], states: set[State | None]) -> int:
     """How many are in these states; of more than FEW, one more than that."""
     some = _unfinished(select(literal(1)).select_from(at.dialect.table), at, states)
     chosen = select(func.count()).select_from(some.limit(FEW + 1).subquery())
-    return int(at.link.execute(chosen).scalar_one())
+    [[count]] = at.dialect.selected(at.link, chosen)
+    return int(count)
 
 
 def _of_few(at: ConnectedTables[Connection], look: Look, states: set[State | None]) -> Window:
@@ -89,4 +90,5 @@ def _is_later(message_id: ColumnElement[str], look: Look) -> ColumnElement[bool]
 
 def _read(at: ConnectedTables[Connection], chosen: Select[Any]) -> list[tuple[str, str, bool]]:
     # In SQLite an id may be bytes, which come after all text: no page could name that record.
-    return [row for row in at.link.execute(chosen) if isinstance(row[0], str)]
+    rows = at.dialect.selected(at.link, chosen)
+    return [(id_, consumer, fits) for id_, consumer, fits in rows if isinstance(id_, str)]
