@@ -114,6 +114,10 @@ class RedisServer:
             connection: Any = pool.get_connection()
         except exceptions.RedisError as error:
             raise self._translated(error, lost=TryAgain) from error
+        except BaseException:
+            # A signal handler's: redis-py has given back a connection whose replies still arrive.
+            pool.disconnect(inuse_connections=False)
+            raise
         try:
             return exchange(connection)
         except BaseException as error:

@@ -35,7 +35,7 @@ from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import Dialect, Fault
-from oncely.stores.sql.drivers import is_driver_error
+from oncely.stores.sql.drivers import is_driver_error, is_raised_by_driver
 from oncely.stores.sql.engines import dialect_of, engine_beside, renew
 from oncely.stores.sql.record_rows import Pair, by_key, parted
 from oncely.stores.sql.revision import is_current
@@ -392,10 +392,14 @@ class SqlStore:
         except PoolTimeout as error:
             raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
-            fault = self._fault(error)
-            if fault in (Fault.LOST, Fault.UNAVAILABLE):
-                raise TryAgain(self._text(error)) from error
-            raise StoreError(self._text(error)) from error
+            match self._fault(error):
+                case None if not is_raised_by_driver(error):
+                    # A signal handler has raised it.
+                    raise
+                case Fault.LOST | Fault.UNAVAILABLE:
+                    raise TryAgain(self._text(error)) from error
+                case _:
+                    raise StoreError(self._text(error)) from error
 
     def _translated(
         self, error: Exception, connection: Connection, lost: type[Exception]
