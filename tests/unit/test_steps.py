@@ -37,6 +37,28 @@ def bank() -> Bank:
     return Bank()
 
 
+@pytest.mark.parametrize("use", ["once", "claimed"])
+def test_step_that_is_not_awaited(ledger: Ledger, bank: Bank, key: Key, use: str) -> None:
+    """The handler has failed: its step has not run."""
+
+    async def debit(amount: int) -> None:
+        bank.debit(amount)
+
+    @once(ledger, consumer="billing", key=lambda m: m.id)
+    async def handle(message: Message) -> None:
+        message.step("debit", debit, 10)
+
+    async def block() -> None:
+        async with claimed(ledger, key) as work:
+            work.processing.step("debit", debit, 10)
+
+    with pytest.raises(MessageError, match=r"'debit' was not awaited.*`await message.step\(\.\.\."):
+        asyncio.run(handle(MESSAGE) if use == "once" else block())
+    record = ledger.find(key)
+    assert record is not None
+    assert (record.state, bank.debits) == (State.FAILED, [])
+
+
 # ---- Steps -------------------------------------------------------------------------------------
 
 

@@ -91,9 +91,7 @@ def is_driver_error(error: Exception) -> bool:
 
 
 def is_raised_by_driver(error: Exception) -> bool:
-    """Whether a driver, or Python's library for it, has raised an error of whatever class: PyMySQL
-    raises RuntimeError where it lacks a package.
-    """
+    """Whether a driver, or Python's own library, has raised it: PyMySQL has a RuntimeError, too."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     package = str(frame.f_globals["__name__"]).partition(".")[0].partition("_")[0]
     return package in _ERROR_MODULES or package in sys.stdlib_module_names

@@ -160,10 +160,9 @@ class _JoinedSqlConnection:
     def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """What a call of the driver returns. All of the ledger's go through here.
 
-        An error that is not the database's answer (a cancellation, what a signal handler raises)
-        has broken the call off anywhere. Then nobody may use the connection any more: asyncpg left
-        a BEGIN that nobody awaited to whoever got it from the pool next, whose work was never
-        committed.
+        An error that is not the database's answer, such as a cancellation, has broken it off. Then
+        nobody may use the connection: asyncpg left a BEGIN that nobody awaited to whoever got it
+        from the pool next, whose work was never committed.
         """
         try:
             return function(*args, **options)
