@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from oncely.core.errors import ConfigError
+from oncely.spark.modes.row_refusal import refusal
 from oncely.upsert import upsert
 
 THREADS = 8
@@ -205,12 +206,14 @@ def test_another_unique_key(
             for limit in (5, 6):
                 upsert(connection, table, {**anna, "limit": limit}, "holder", update, sequence_by)
         ben = {**anna, "holder": "ben", "limit": 9}
-        with pytest.raises(IntegrityError), engine.begin() as connection:
+        with pytest.raises(IntegrityError) as refused, engine.begin() as connection:
             upsert(connection, table, [ben, {**anna, "limit": 7}], "holder", update, sequence_by)
         with engine.begin() as connection:
             found = connection.execute(select(CARDS)).all()
             connection.execute(CARDS.delete())
         assert found == [("anna", "17", 5 if update == [] else 6)]
+        # Of Spark's rows it is this one that is refused, and not the chunk.
+        assert "unique" in (refusal(refused.value) or "").lower()
 
 
 def test_many_at_once(engine: Engine) -> None:
