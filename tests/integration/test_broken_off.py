@@ -7,7 +7,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.unit.test_interrupts import SoftTimeLimitError, Tracer, limit
 
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.commands import Granted
+from oncely.core.errors import EndedError
 from oncely.core.record import Key, State
 from oncely.once import once
 
@@ -114,6 +115,28 @@ def test_cancelled_at_every_await(
         # Of a connection that is closed, nothing more is committed.
         _check(place, returned)
         await engine.dispose()
+
+    with opened(kind, request) as place:
+        asyncio.run(run(place))
+
+
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS)
+def test_cancellation_that_is_swallowed(driver: str, request: pytest.FixtureRequest) -> None:
+    """Leaving the block raises, as after any error: nothing of the transaction would be stored."""
+    kind = ASYNC_DRIVERS[driver]
+
+    async def swallow(place: Place, engine: AsyncEngine) -> None:
+        async with engine.begin() as connection, place.ledger.transaction(connection) as inbox:
+            await connection.execute(text(insertion("1")))
+            with suppress(asyncio.CancelledError):
+                await CancelledAt(inbox.claim(Key(CONSUMER, "1")), 0)
+
+    async def run(place: Place) -> None:
+        engine = create_async_engine(make_url(place.url).set(drivername=f"{kind}+{driver}"))
+        with pytest.raises(EndedError, match="CancelledError"):
+            await swallow(place, engine)
+        await engine.dispose()
+        assert place.rows() == []
 
     with opened(kind, request) as place:
         asyncio.run(run(place))
