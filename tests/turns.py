@@ -30,6 +30,7 @@ _A_DAY = {
     "TLS": 1,
     "locks": 4,
     "useless sessions": 6,
+    "broken off": 8,
 }
 """How many of the tests with the mark `in_turn` and this name a run has."""
 

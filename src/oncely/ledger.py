@@ -512,6 +512,14 @@ def open_ledger(
     return Ledger(open_store(url, table, schema), metrics)
 
 
+def checked_ledger(ledger: object, user: str = "ledger") -> Ledger:
+    """`ledger`, which `user` was given; ConfigError where it is not one, as an AsyncLedger."""
+    if not isinstance(ledger, Ledger):
+        kind = type(ledger).__name__
+        raise ConfigError(f"{user}: {kind} is not a Ledger; write open_ledger(...)")
+    return ledger
+
+
 def _just_after(records: Iterable[Record]) -> Horizons:
     """The horizons of a ledger that has forgotten these."""
     horizons: dict[str, float] = {}

@@ -27,7 +27,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.settle import RelayObserver
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, checked_ledger
 from oncely.stores.store import PutBack
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Clock, Transport
@@ -114,7 +114,7 @@ class Relay:
             raise ConfigError('hold: a hold of zero holds nothing; write "30s"')
         harm = 'look for messages without a rest; write "1s"'
         self._poll_s = positive_seconds(poll, "poll", harm)
-        self._ledger = ledger
+        self._ledger = checked_ledger(ledger)
         self._transport = transport
         self._batch = batch
         self._hold_s = hold_s

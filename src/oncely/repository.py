@@ -14,7 +14,7 @@ from oncely.core.ids import Id
 from oncely.core.policy import at_most_once
 from oncely.core.record import Claim, Key
 from oncely.engine.transaction import Inbox
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, checked_ledger
 
 _log = EventLog(__name__)
 
@@ -29,7 +29,7 @@ class ProcessedMessageRepository:
     """
 
     def __init__(self, ledger: Ledger | Inbox) -> None:
-        self._calls = ledger
+        self._calls = ledger if isinstance(ledger, Inbox) else checked_ledger(ledger)
 
     def is_already_processed(self, message_id: Id, provider: str) -> bool:
         """Whether there is a record of the message, in any state.

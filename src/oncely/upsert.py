@@ -6,19 +6,28 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Dialect,
     Insert,
     PrimaryKeyConstraint,
     Table,
     UniqueConstraint,
+    and_,
     func,
+    literal_column,
     or_,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from oncely.core.errors import ConfigError
 
 Row = Mapping[str, Any]
+
+_TWO_ROWS = "(SELECT NULL UNION ALL SELECT NULL)"
+_SEVERAL_ROWS = 1242
+"""What MariaDB and MySQL call that, where it stands for a value."""
+_DUPLICATE = 1062
 
 
 def upsert(
@@ -37,10 +46,9 @@ def upsert(
     updated columns, the row with the largest value in it counts, stored or given. Nothing is
     committed.
 
-    On MariaDB and MySQL any unique constraint of the table finds a row, not only that of `key`.
-
-    Raises ConfigError for columns that do not fit the table or each other, and for other databases;
-    an error of the database is raised as it is.
+    Raises ConfigError for columns that do not fit the table or each other, and for other databases.
+    An error of the database is raised as it is, such as IntegrityError where a row with another
+    `key` has a value that another unique constraint allows once.
     """
     target = getattr(table, "__table__", table)
     if not isinstance(target, Table):
@@ -56,17 +64,26 @@ def upsert(
         # null has no order.
         if any(row[name] is None for row in given):
             raise ConfigError(f"upsert: {name!r} is None in a row; it needs a value in each")
-    statement = _statement(_dialect_of(connection, target), target, keys, renewed, sequence_by)
+    dialect = _dialect_of(connection, target)
+    statement = _statement(dialect.name, target, keys, renewed, sequence_by)
     # One order for all writers, so that no two of them wait for each other.
     given.sort(key=lambda row: [str(row[name]) for name in keys])
-    connection.execute(statement, [dict(row) for row in given])
+    try:
+        connection.execute(statement, [dict(row) for row in given])
+    except DBAPIError as error:
+        if not (error.orig and error.orig.args[:1] == (_SEVERAL_ROWS,)):
+            raise
+        known: Any = dialect.loaded_dbapi
+        text = f"a row with another {', '.join(keys)} has the value of a unique column"
+        other, hides = known.IntegrityError(_DUPLICATE, text), error.hide_parameters
+        raise IntegrityError(error.statement, error.params, other, hide_parameters=hides) from error
 
 
-def _dialect_of(connection: Connection | Session, table: Table) -> str:
+def _dialect_of(connection: Connection | Session, table: Table) -> Dialect:
     if isinstance(connection, Session):
-        return connection.get_bind(clause=table).dialect.name
+        return connection.get_bind(clause=table).dialect
     if isinstance(connection, Connection):
-        return connection.dialect.name
+        return connection.dialect
     raise ConfigError(
         f"upsert: {type(connection).__name__} is neither a Connection nor a Session; "
         "for an async one write: await connection.run_sync(upsert, table, rows, key)"
@@ -151,18 +168,18 @@ def _statement_of_mysql(
 ) -> Insert:
     statement = mysql.insert(table)
     given = statement.inserted
-    if not update:
-        # INSERT IGNORE would hide other errors as well.
-        return statement.on_duplicate_key_update({key[0]: table.c[key[0]]})
-    if sequence_by is None:
-        return statement.on_duplicate_key_update({name: given[name] for name in update})
-    newest = _is_newest(table.c[sequence_by], given[sequence_by])
+    # Any unique key finds a row, and one that has another `key` must not be overwritten: that is an
+    # error of the subquery. INSERT IGNORE would hide other errors as well.
+    is_same = and_(*(table.c[name] == given[name] for name in key))
+    first = table.c[key[0]]
+    renewed: list[tuple[str, Any]] = [(key[0], func.if_(is_same, first, literal_column(_TWO_ROWS)))]
+    newest = None if sequence_by is None else _is_newest(table.c[sequence_by], given[sequence_by])
     # Columns are updated one after another, and the condition has to see the old value: so the
     # column of the condition comes last.
-    names = sorted(update, key=lambda name: name == sequence_by)
-    return statement.on_duplicate_key_update(
-        [(name, func.if_(newest, given[name], table.c[name])) for name in names]
-    )
+    for name in sorted(update, key=lambda name: name == sequence_by):
+        value = given[name] if newest is None else func.if_(newest, given[name], table.c[name])
+        renewed.append((name, value))
+    return statement.on_duplicate_key_update(renewed)
 
 
 def _is_newest(stored: ColumnElement[Any], given: ColumnElement[Any]) -> ColumnElement[bool]:

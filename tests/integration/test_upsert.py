@@ -25,6 +25,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from oncely.core.errors import ConfigError
+from oncely.spark.modes.row_refusal import refusal
 from oncely.upsert import upsert
 
 THREADS = 8
@@ -174,6 +175,45 @@ def test_other_mistakes_are_raised(engine: Engine) -> None:
     """With nothing to renew, an error that is not about the key is still an error."""
     with engine.begin() as connection, pytest.raises(IntegrityError):
         upsert(connection, BY_INDEX, {"name": "a", "n": None}, "name", update=[])
+
+
+CARDS = Table(
+    "cards",
+    PLAIN,
+    Column("holder", String(50), primary_key=True),
+    Column("number", String(50), unique=True),
+    Column("limit", Integer),
+)
+
+
+@pytest.mark.parametrize(
+    ("update", "sequence_by"), [(None, None), (["limit"], None), ([], None), (None, "limit")]
+)
+def test_another_unique_key(
+    engine: Engine, update: Sequence[str] | None, sequence_by: str | None
+) -> None:
+    """A row with another key is never overwritten because of a value that only it may have: that is
+    an error on every database, also where the Table does not declare the other key.
+    """
+    undeclared = Table(
+        "cards",
+        MetaData(),
+        *(Column(each.name, each.type, primary_key=each.primary_key) for each in CARDS.columns),
+    )
+    anna = {"holder": "anna", "number": "17", "limit": 5}
+    for table in (CARDS, undeclared):
+        with engine.begin() as connection:
+            for limit in (5, 6):
+                upsert(connection, table, {**anna, "limit": limit}, "holder", update, sequence_by)
+        ben = {**anna, "holder": "ben", "limit": 9}
+        with pytest.raises(IntegrityError) as refused, engine.begin() as connection:
+            upsert(connection, table, [ben, {**anna, "limit": 7}], "holder", update, sequence_by)
+        with engine.begin() as connection:
+            found = connection.execute(select(CARDS)).all()
+            connection.execute(CARDS.delete())
+        assert found == [("anna", "17", 5 if update == [] else 6)]
+        # Of Spark's rows it is this one that is refused, and not the chunk.
+        assert "unique" in (refusal(refused.value) or "").lower()
 
 
 def test_many_at_once(engine: Engine) -> None:

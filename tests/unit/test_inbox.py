@@ -1,6 +1,7 @@
 """Inside the caller's transaction: what is answered and counted there, and what may be sent."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 
 import pytest
@@ -11,8 +12,10 @@ from tests.records import granted
 from tests.unit.conftest import Sql
 
 from oncely.core.commands import Busy, Duplicate
-from oncely.core.errors import FencedError, MessageError
-from oncely.core.record import Key, State
+from oncely.core.errors import ConfigError, FencedError, MessageError
+from oncely.core.message import Message
+from oncely.core.record import Claim, Key, State
+from oncely.engine.transaction import AsyncInbox
 from oncely.ledger import Ledger, open_ledger
 from oncely.metrics import Metrics
 
@@ -49,6 +52,61 @@ def test_metrics_of_a_transaction(sql: Sql) -> None:
             assert isinstance(inbox.claim(KEY), Duplicate)
     labels = {"provider": "billing"}
     assert registry.get_sample_value("duplicate_messages_blocked_total", labels) == 1
+
+
+Call = Callable[[AsyncInbox, Claim], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda inbox, _: inbox.send("mails", {"to": "anna"}), "send"),
+        (lambda inbox, _: inbox.put("mails", [Message("1")]), "put"),
+        (lambda inbox, _: inbox.claim(Key("billing", "2")), "claim"),
+        (lambda inbox, claim: inbox.complete(claim), "complete"),
+        (lambda inbox, claim: inbox.complete_many([claim]), "complete_many"),
+        (lambda inbox, claim: inbox.keep_step(claim, "debit", 1), "keep_step"),
+        (lambda inbox, _: asyncio.gather(inbox.find(KEY), inbox.send("mails", "")), "find"),
+    ],
+)
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_call_that_is_not_awaited(sql: Sql, call: Call, name: str, is_awaited: bool) -> None:
+    """Leaving the block names it, before anything is committed; awaited calls may be many."""
+    url = sql.engine.url.set(drivername="sqlite+aiosqlite")
+
+    async def run() -> None:
+        engine = create_async_engine(url, poolclass=NullPool)
+        async with engine.begin() as connection, sql.ledger.transaction(connection) as inbox:
+            claim = granted(await inbox.claim(KEY))
+            made = call(inbox, claim)
+            if is_awaited:
+                await made
+            if isinstance(made, asyncio.Future):
+                made.cancel()
+
+    if is_awaited:
+        asyncio.run(run())
+        assert sql.record("1") is not None
+        return
+    with pytest.raises(ConfigError, match=rf"write `await inbox\.{name}\(\.\.\.\)`"):
+        asyncio.run(run())
+    assert sql.record("1") is None
+
+
+def test_error_before_a_call_that_is_not_awaited(sql: Sql) -> None:
+    """An error of the block's own comes first."""
+    url = sql.engine.url.set(drivername="sqlite+aiosqlite")
+    made = []
+
+    async def run() -> None:
+        engine = create_async_engine(url, poolclass=NullPool)
+        async with engine.begin() as connection, sql.ledger.transaction(connection) as inbox:
+            made.append(inbox.find(KEY))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
+    made[0].close()
 
 
 @pytest.mark.parametrize("destination", ["", "exchange:shop", "events:", "n" * 256])

@@ -1,15 +1,17 @@
 """What a signal handler raises anywhere inside a call: nothing of the ledger's is lost by it."""
 
 import dis
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from tests.records import granted
@@ -50,6 +52,16 @@ class Tracer:
         self._handler = handler
         self.has_run = False
 
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        # Python 3.12 looks only as tracing begins whether any frame wants opcodes.
+        sys._getframe().f_trace_opcodes = True
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_SOURCES):
             return None
@@ -73,17 +85,8 @@ def interrupted(
     place: int, ledger: Ledger, key: Key, handler: Callable[[], object] = interrupt
 ) -> bool:
     """Claim, with a signal at that place of the library; whether it came to it."""
-    tracer = Tracer(place, handler)
-    before = sys.gettrace()
-    # Python 3.12 looks only as tracing begins whether any frame wants opcodes.
-    sys._getframe().f_trace_opcodes = True
-    sys.settrace(tracer)
-    try:
+    with suppress(Interrupt), Tracer(place, handler) as tracer:
         ledger.claim(key, "60s")
-    except Interrupt:
-        pass
-    finally:
-        sys.settrace(before)
     return tracer.has_run
 
 
@@ -112,6 +115,68 @@ def test_call_alone(ledger: Ledger) -> None:
     assert place > 50
     assert set(threading.enumerate()) <= before
     assert not ledger._group_commit._waiting
+
+
+class SoftTimeLimitError(Exception):
+    """As that of Celery: an Exception, which a signal handler raises anywhere."""
+
+
+def limit(*_: object) -> None:
+    """What such a handler does."""
+    raise SoftTimeLimitError
+
+
+def test_error_of_a_handler(ledger: Ledger) -> None:
+    """An Exception that a handler raises comes out as it is, also while a store is connected to."""
+    ledger.claim(Key("billing", "warm"))
+    for place in count(0, 3):
+        ledger.close()
+        raised = False
+        with Tracer(place, limit) as tracer:
+            try:
+                ledger.claim(Key("billing", f"broken off {place}"))
+            except SoftTimeLimitError:
+                raised = True
+        assert raised is tracer.has_run
+        if not tracer.has_run:
+            break
+    assert place > 50
+
+
+_GREETING = (
+    b"\n10.11.0-MariaDB\0\1\0\0\0saltsalt\0\xff\xf7\x21\2\0\x08\0\x15"
+    + bytes(10)
+    + b"saltsaltsalt\0mysql_native_password\0"
+)
+"""The first packet of a server of MariaDB: there the server speaks first."""
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "redis"])
+def test_error_of_a_handler_while_a_server_is_connected_to(scheme: str) -> None:
+    """The same where a server does not answer."""
+
+    def interrupt() -> None:
+        with suppress(OSError):
+            lines.append(listener.accept()[0])
+            if scheme == "mysql":
+                lines[0].sendall(len(_GREETING).to_bytes(4, "little") + _GREETING)
+            lines[0].recv(1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    lines: list[socket.socket] = []
+    before = signal.signal(signal.SIGUSR1, limit)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            url = f"{scheme}://me@127.0.0.1:{listener.getsockname()[1]}/0"
+            with pytest.raises(SoftTimeLimitError):
+                open_ledger(url).claim(Key("billing", "1"))
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        for line in lines:
+            line.close()
 
 
 def test_slot_that_nobody_gave_back(ledger: Ledger) -> None:

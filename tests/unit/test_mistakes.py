@@ -31,8 +31,11 @@ from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
+from oncely.outbox import Relay
+from oncely.repository import ProcessedMessageRepository
 from oncely.service import IdempotenceService
 from oncely.testing import ManualClock
+from oncely.transports.open_transport import open_transport
 
 Decorate = Callable[..., Any]
 """What all that takes a ledger is called with: ledger, and lease and policy by name."""
@@ -194,6 +197,31 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         ledger.migrate()
     yield engine
     engine.dispose()
+
+
+def test_ledger_of_an_async_engine(engine: Engine) -> None:
+    """A ledger has connections of its own, which are not async: it is said what to hand over."""
+    made = create_async_engine("postgresql+asyncpg://me:secret@db/shop")
+    wrong: Any
+    for wrong in (made, made.sync_engine):
+        with pytest.raises(ConfigError, match=r"nor a sync engine; write .*postgresql") as told:
+            open_ledger(wrong)
+        assert "secret" not in str(told.value)
+    with engine.connect() as connection:
+        for wrong in (engine.url, connection, Session(engine), sessionmaker(engine), None):
+            with pytest.raises(ConfigError, match="is neither a URL nor a sync engine; write"):
+                open_ledger(wrong)
+
+
+def test_async_ledger_where_calls_are_not_awaited(ledger: Ledger) -> None:
+    """What would take its coroutines for answers refuses it."""
+    given: Any = AsyncLedger(ledger)
+    for use in (
+        ProcessedMessageRepository,
+        functools.partial(Relay, transport=open_transport("memory://a")),
+    ):
+        with pytest.raises(ConfigError, match=r"ledger: AsyncLedger is not a Ledger; write open_l"):
+            use(given)
 
 
 def test_transaction_of_what_begins_none(guard: Decorate, ledger: Ledger, engine: Engine) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from tests.records import granted
+from tests.unit.conftest import Deliver
 
 from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
+from oncely.core.verdicts import DeadLetter
 from oncely.ledger import Ledger
 from oncely.lifecycle.held_message import MOST_DEFERRED
 from oncely.lifecycle.work import claimed
@@ -35,6 +37,49 @@ class Bank:
 @pytest.fixture
 def bank() -> Bank:
     return Bank()
+
+
+@pytest.mark.parametrize("use", ["once", "claimed"])
+def test_step_that_is_not_awaited(ledger: Ledger, bank: Bank, key: Key, use: str) -> None:
+    """The handler has failed: its step has not run."""
+
+    async def debit(amount: int) -> None:
+        bank.debit(amount)
+
+    @once(ledger, consumer="billing", key=lambda m: m.id)
+    async def handle(message: Message) -> None:
+        message.step("debit", debit, 10)
+
+    async def block() -> None:
+        async with claimed(ledger, key) as work:
+            work.processing.step("debit", debit, 10)
+
+    with pytest.raises(MessageError, match=r"'debit' was not awaited.*`await message.step\(\.\.\."):
+        asyncio.run(handle(MESSAGE) if use == "once" else block())
+    record = ledger.find(key)
+    assert record is not None
+    assert (record.state, bank.debits) == (State.FAILED, [])
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_step_that_is_not_awaited_in_a_consumer(
+    deliver: Deliver, bank: Bank, is_async: bool
+) -> None:
+    """It is a mistake of the handler, async or not: the message is set aside with that reason."""
+
+    async def debit() -> None:
+        bank.debit(10)
+
+    def handle(message: Message) -> None:
+        message.step("debit", debit)
+
+    async def handle_async(message: Message) -> None:
+        message.step("debit", debit)
+
+    verdict = deliver(handle_async if is_async else handle)
+    assert isinstance(verdict, DeadLetter)
+    assert "'debit' was not awaited" in verdict.reason
+    assert bank.debits == []
 
 
 # ---- Steps -------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Running:
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
         turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
         try:
-            turn.result = _kept(self._settings.handling, self._inner(message))
+            turn.result = _kept(turn, self._settings.handling, self._inner(message))
         except BaseException as error:
             turn.error = error
             raise
@@ -158,7 +158,7 @@ class AsyncRunning:
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
         turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
         try:
-            turn.result = _kept(self._settings.handling, await self._inner(message))
+            turn.result = _kept(turn, self._settings.handling, await self._inner(message))
         except BaseException as error:
             turn.error = error
             raise
@@ -227,7 +227,9 @@ def _raised(turn: DeliveryTurn, error: BaseException) -> None:
         turn.error = error
 
 
-def _kept(handling: Handling | None, result: Any) -> Any:
+def _kept(turn: DeliveryTurn, handling: Handling | None, result: Any) -> Any:
+    if isinstance(turn.begun, HeldMessage) and turn.begun.unawaited is not None:
+        turn.begun.check_awaited()
     return json_value(result) if handling is not None and handling.keeps_result else result
 
 

@@ -1,13 +1,16 @@
 """Inbox: the ledger's calls inside the caller's own transaction."""
 
+import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import wraps
 from types import TracebackType
 from typing import Any, TypeVar
 
 from oncely._util import clock
 from oncely._util.chance import new_name
 from oncely._util.forking import end_child
+from oncely._util.unawaited import Unawaited
 from oncely.core.commands import Outcome
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
@@ -131,6 +134,7 @@ class AsyncInbox(AsyncCalls):
     def __init__(self, inbox: Inbox, connection: Any) -> None:
         self._calls = inbox
         self._connection = connection
+        self.unawaited = Unawaited()
 
     send = awaited(Inbox.send)
     put = awaited(Inbox.put)
@@ -151,6 +155,19 @@ class AsyncInbox(AsyncCalls):
         """What `function`, which uses the connection, returns."""
         done: T = await self._connection.run_sync(lambda _: function(*args))
         return done
+
+
+def _noting(call: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    @wraps(call)
+    def noted(inbox: AsyncInbox, *args: Any, **options: Any) -> Coroutine[Any, Any, T]:
+        return inbox.unawaited.note(call.__name__, call(inbox, *args, **options))
+
+    return noted
+
+
+for _name, _call in inspect.getmembers(AsyncInbox, inspect.iscoroutinefunction):
+    if not _name.startswith("_"):
+        setattr(AsyncInbox, _name, _noting(_call))
 
 
 class JoinedTransaction:
@@ -180,9 +197,10 @@ class JoinedTransaction:
 
     async def __aenter__(self) -> AsyncInbox:
         if not _is_async(self._connection):
-            raise ConfigError("transaction: this connection is not async; write `with`")
+            raise ConfigError("transaction: not an AsyncConnection or AsyncSession; write `with`")
         inbox = await self._connection.run_sync(self._enter)
-        return AsyncInbox(inbox, self._connection)
+        self._async_inbox = AsyncInbox(inbox, self._connection)
+        return self._async_inbox
 
     async def __aexit__(
         self,
@@ -192,6 +210,12 @@ class JoinedTransaction:
     ) -> None:
         if os.getpid() != self._pid:
             end_child(error)
+        if error is None and (call := self._async_inbox.unawaited.forgotten()):
+            forgotten = ConfigError(
+                f"transaction: inbox.{call}(...) was not awaited; write `await inbox.{call}(...)`"
+            )
+            await self.__aexit__(ConfigError, forgotten, None)
+            raise forgotten
         await self._connection.run_sync(lambda _: self._joining.__exit__(kind, error, trace))
 
     def _enter(self, connection: Any) -> Inbox:

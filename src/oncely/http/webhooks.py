@@ -26,7 +26,7 @@ from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
 from oncely.http.problems import Refused
 from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
 from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, checked_ledger
 from oncely.lifecycle.retention import StoredRetention
 
 _log = EventLog(__name__)
@@ -254,10 +254,7 @@ def _by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _check(ledger: Ledger, queue: str, verify: Verifier) -> None:
-    if not isinstance(ledger, Ledger):
-        raise ConfigError(
-            f"webhook: {type(ledger).__name__} is not a Ledger; write open_ledger(...)"
-        )
+    checked_ledger(ledger, "webhook")
     if not ledger.can_defer:
         raise ConfigError(
             "webhook: this ledger keeps no queues; open it on a database, as in "

@@ -61,7 +61,7 @@ from oncely.engine.asking import to_claim
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.probing import asked_probe
 from oncely.engine.request import Request, Write, json_value, new_token, to_write
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, checked_ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.keeping import Keeping
@@ -125,9 +125,7 @@ class Handling:
         retries, tries have no limit by default. Raises ConfigError, which says what to write
         instead.
         """
-        if not isinstance(ledger, Ledger):
-            kind = type(ledger).__name__
-            raise ConfigError(f"ledger: {kind} is not a Ledger; write open_ledger(...)")
+        ledger = checked_ledger(ledger)
         if not isinstance(policy, Policy):
             raise ConfigError(f"policy: {_not_a_policy(policy)}")
         try:

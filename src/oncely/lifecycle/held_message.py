@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
+from oncely._util.unawaited import Unawaited
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, FencedError, MessageError
@@ -43,6 +44,7 @@ class HeldMessage:
         "claim",
         "is_over",
         "message",
+        "unawaited",
     )
 
     def __init__(
@@ -61,6 +63,8 @@ class HeldMessage:
         self._results: dict[str, Any] | None = None
         self._running: set[str] = set()
         self._deferred: dict[tuple[str, str], WaitingMessage] = {}
+        self.unawaited: Unawaited | None = None
+        """The steps that are async; None where there are none."""
 
     @property
     def idempotency_key(self) -> str:
@@ -89,7 +93,8 @@ class HeldMessage:
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         self._check_step(name, function)
         if is_async(function):
-            return self._async_step(name, function, args)
+            self.unawaited = self.unawaited or Unawaited()
+            return self.unawaited.note(name, self._async_step(name, function, args))
         blocking = self.calls.blocking
         if blocking is None:
             raise MessageError(
@@ -102,6 +107,13 @@ class HeldMessage:
                     result = _done(name, function(*args))
                 kept[name] = run_inline(self._keep(blocking, name, result))
             return kept[name]
+
+    def check_awaited(self) -> None:
+        """Raise MessageError where a step was not awaited: it has not run."""
+        if self.unawaited is not None and (name := self.unawaited.forgotten()):
+            raise MessageError(
+                f"step {name!r} was not awaited, and has not run; write `await message.step(...)`"
+            )
 
     async def _async_step(
         self, name: str, function: Callable[..., Any], args: Sequence[Any]

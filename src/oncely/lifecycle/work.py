@@ -119,6 +119,8 @@ class Work:
         """Note how the block ended; return what is wrong with its result: a failure, too."""
         self.turn.error = error
         try:
+            if isinstance(begun := self.turn.begun, HeldMessage) and begun.unawaited is not None:
+                begun.check_awaited()
             self.turn.result = json_value(self.result) if self._handling.keeps_result else None
         except MessageError as unusable:
             if error is None:

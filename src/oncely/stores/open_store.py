@@ -129,7 +129,14 @@ def sqlite_file(url: str) -> Path:
     return Path(name)
 
 
-def _open_engine(engine: "Engine", name: TableName) -> Store:
+def _open_engine(engine: object, name: TableName) -> Store:
+    from sqlalchemy import Engine
+
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        raise ConfigError(
+            f"ledger: {type(engine).__name__} is neither a URL nor a sync engine; write a URL such "
+            f"as {_EXAMPLES}. AsyncLedger(ledger) has the same calls as coroutines"
+        )
     # The ledger opens its own connections: it sets how they commit, which must not change for the
     # other users of the engine.
     kind = _KINDS.get(engine.dialect.name)

@@ -119,6 +119,10 @@ class RedisServer:
             # What TLS has refused, it would refuse again, and a port without it is silent.
             lost = StoreUnavailable if told and "EOF" not in told else TryAgain
             raise self._translated(error, lost, told) from error
+        except BaseException:
+            # A signal handler's: redis-py has given back a connection whose replies still arrive.
+            pool.disconnect(inuse_connections=False)
+            raise
         try:
             return exchange(connection)
         except BaseException as error:

@@ -76,6 +76,8 @@ class RowTurn(Turn):
         try:
             with entered(held):
                 yield message
+                if held.unawaited is not None:
+                    held.check_awaited()
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
             self.error = error
         finally:

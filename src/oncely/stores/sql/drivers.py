@@ -2,9 +2,11 @@
 
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from inspect import iscoroutinefunction
+from traceback import walk_tb
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -98,6 +100,13 @@ def is_driver_error(error: Exception) -> bool:
         kind.__name__ == "Error" and kind.__module__.partition(".")[0] in _ERROR_MODULES
         for kind in type(error).__mro__
     )
+
+
+def is_raised_by_driver(error: Exception) -> bool:
+    """Whether a driver, or Python's own library, has raised it: PyMySQL has a RuntimeError, too."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    package = str(frame.f_globals["__name__"]).partition(".")[0].partition("_")[0]
+    return package in _ERROR_MODULES or package in sys.stdlib_module_names
 
 
 # ---- Statements --------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Foreign: transactions that callers began, one class for each kind of connection."""
 
+import sqlite3
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from oncely.core.errors import ConfigError
@@ -80,7 +82,14 @@ class _SqlAlchemy(JoinedConnection):
 
     def lose(self) -> None:
         # Else its rollback would fail, and that error would hide the one that is raised.
-        if not self._connection.closed:
+        if self._connection.closed or self._connection.invalidated:
+            return
+        try:
+            if self._connection.dialect.name == "sqlite":
+                # Closing it leaves the file locked while anyone has a cursor, as a traceback does.
+                with suppress(SQLAlchemyError, sqlite3.Error):
+                    self.raw.rollback()
+        finally:
             self._connection.invalidate()
 
 

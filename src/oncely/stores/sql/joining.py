@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from functools import cached_property, partial
 from itertools import count
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from sqlalchemy.util import await_only
 
 from oncely._util import sqlite_files
 from oncely._util.chance import CHANCE
-from oncely.core.errors import ConfigError, ContentionError, EndedError
+from oncely.core.errors import ConfigError, ContentionError, EndedError, describe
 from oncely.stores.sql.dialect import Dialect, Fault
 from oncely.stores.sql.drivers import (
     Driver,
@@ -35,6 +35,8 @@ _TIMED_OUT = ("25P03", "25P04")
 """PostgreSQL's last words to a session whose transaction stood idle, or lasted, for too long."""
 
 _marks = count()
+
+T = TypeVar("T")
 
 Translate = Callable[[Exception, Fault], Exception]
 """Turns an error of a driver, and what it means, into one of the Store protocol."""
@@ -100,9 +102,7 @@ class _JoinedSqlTransaction(SqlTransaction):
                 link.owner.lose()
                 return _timed_out()
             fault = link.fault(error)
-            if fault in (Fault.LOST, Fault.READ_ONLY):
-                link.owner.lose()
-            elif fault in (Fault.NO_TABLE, Fault.OTHER) and link.has_ended():
+            if fault in (Fault.NO_TABLE, Fault.OTHER) and link.has_ended():
                 return _ended()
             return error if fault is None else translate(error, fault)
 
@@ -122,7 +122,7 @@ class _JoinedSqlTransaction(SqlTransaction):
     def check_end(self) -> None:
         """Raise EndedError where the transaction that was joined has ended."""
         if self.error is not None:
-            raise EndedError(f"the transaction is over: {self.error}") from self.error
+            raise EndedError(f"the transaction is over: {describe(self.error)}") from self.error
         self._end()
 
     @guarded
@@ -157,11 +157,27 @@ class _JoinedSqlConnection:
         return {"max_allowed_packet": value}
 
     def cursor(self) -> "_Cursor":
-        return _Cursor(self, self.driver.cursor(self.owner.raw))
+        return _Cursor(self, self.call(self.driver.cursor, self.owner.raw))
 
-    def fault(self, error: Exception) -> Fault | None:
+    def fault(self, error: BaseException) -> Fault | None:
         """What an error means; None where it is not the driver's."""
-        return self._dialect.fault(error) if is_driver_error(error) else None
+        if isinstance(error, Exception) and is_driver_error(error):
+            return self._dialect.fault(error)
+        return None
+
+    def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        """What a call of the driver returns. All of the ledger's go through here.
+
+        An error that is not the database's answer, such as a cancellation, has broken it off. Then
+        nobody may use the connection: asyncpg left a BEGIN that nobody awaited to whoever got it
+        from the pool next, whose work was never committed.
+        """
+        try:
+            return function(*args, **options)
+        except BaseException as error:
+            if self.fault(error) in (None, Fault.LOST, Fault.READ_ONLY):
+                self.owner.lose()
+            raise
 
     def is_broken_by(self, error: Exception) -> bool:
         """Whether an error says that an earlier statement failed, and that a commit rolls back."""
@@ -186,7 +202,7 @@ class _JoinedSqlConnection:
 
     def _set_mark(self) -> None:
         mark = f"{self.driver.begins_with}SAVEPOINT {self._mark}"
-        self.driver.cursor(self.owner.raw).execute(mark)
+        self._execute(mark)
         self._is_marked = True
         self._note_beginning()
 
@@ -194,7 +210,7 @@ class _JoinedSqlConnection:
         """Take the mark away. Raises EndedError where it is gone."""
         self._check_open()
         try:
-            self.driver.cursor(self.owner.raw).execute(f"RELEASE SAVEPOINT {self._mark}")
+            self._execute(f"RELEASE SAVEPOINT {self._mark}")
         except Exception as error:
             if _state_of(error) in (_IN_ERROR, *_TIMED_OUT):
                 raise
@@ -227,10 +243,13 @@ class _JoinedSqlConnection:
     def run(self, execute: Callable[..., object], *args: Any, **options: Any) -> None:
         """Let `execute` run a statement; raises as `check` does."""
         if self.check():
-            self._run_first(partial(execute, *args, **options))
+            self._run_first(partial(self.call, execute, *args, **options))
         else:
-            execute(*args, **options)
+            self.call(execute, *args, **options)
         self._note_beginning()
+
+    def _execute(self, statement: str) -> None:
+        self.call(self.call(self.driver.cursor, self.owner.raw).execute, statement)
 
     def _run_first(self, call: Callable[[], object]) -> None:
         """Run the first statement of the transaction: where it loses, the transaction may begin
@@ -245,7 +264,7 @@ class _JoinedSqlConnection:
             except Exception as error:
                 if self.fault(error) is not Fault.ROLLED_BACK:
                     raise
-            self.owner.raw.rollback()
+            self.call(self.owner.raw.rollback)
             self._set_mark()
             self._wait(_FIRST_WAIT_S * 2**lost * CHANCE.uniform(0.5, 1.0))
         call()
@@ -263,12 +282,13 @@ class _JoinedSqlConnection:
         """
         is_idle = self.driver.is_idle(self._own)
         nothing = f"UPDATE {self._dialect.name} SET version = version WHERE false"
-        cursor = self.driver.cursor(self.owner.raw)
-        cursor.execute("PRAGMA busy_timeout")
+        cursor = self.call(self.driver.cursor, self.owner.raw)
+        execute = partial(self.call, cursor.execute)
+        execute("PRAGMA busy_timeout")
         [patience_ms] = cursor.fetchone()
-        cursor.execute(f"PRAGMA busy_timeout = {sqlite_files.BUSY_TIMEOUT_S * 1000:.0f}")
+        execute(f"PRAGMA busy_timeout = {sqlite_files.BUSY_TIMEOUT_S * 1000:.0f}")
         try:
-            cursor.execute("BEGIN IMMEDIATE" if is_idle else nothing)
+            execute("BEGIN IMMEDIATE" if is_idle else nothing)
         except Exception as error:
             if is_idle or not sqlite_files.is_locked(error):
                 raise
@@ -276,7 +296,8 @@ class _JoinedSqlConnection:
                 "another connection has written to the file since this transaction read it"
             ) from error
         finally:
-            cursor.execute(f"PRAGMA busy_timeout = {patience_ms}")
+            if not self.owner.has_ended:
+                execute(f"PRAGMA busy_timeout = {patience_ms}")
 
     # ---- Noticing the end ----------------------------------------------------------------------
 

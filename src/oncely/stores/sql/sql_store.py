@@ -38,7 +38,7 @@ from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import Dialect, Fault
-from oncely.stores.sql.drivers import is_driver_error, of_driver
+from oncely.stores.sql.drivers import is_driver_error, is_raised_by_driver, of_driver
 from oncely.stores.sql.engines import dialect_of, engine_beside, renew
 from oncely.stores.sql.record_rows import Pair, by_key, parted
 from oncely.stores.sql.revision import is_current
@@ -444,9 +444,13 @@ class SqlStore:
         except PoolTimeout as error:
             raise StoreUnavailable(self._text(error)) from error
         except Exception as error:
+            fault = self._fault(error)
+            if fault is None and not is_raised_by_driver(error):
+                # A signal handler has raised it.
+                raise
             told = advice(error, self._engine.dialect.name)
             text = f"{self._text(error)}{told}"
-            if self._fault(error) not in (Fault.LOST, Fault.UNAVAILABLE):
+            if fault not in (Fault.LOST, Fault.UNAVAILABLE):
                 raise StoreError(text) from error
             # What TLS has refused, it would refuse again.
             raise (StoreUnavailable if told and "EOF" not in told else TryAgain)(text) from error

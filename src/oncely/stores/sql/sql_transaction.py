@@ -27,8 +27,10 @@ def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
         transaction.check()
         try:
             return call(transaction, *args, **options)
-        except Exception as error:
-            transaction.error = transaction.translate(error)
+        except BaseException as error:
+            transaction.error = error
+            if isinstance(error, Exception):
+                transaction.error = transaction.translate(error)
             if transaction.error is error:
                 raise
             raise transaction.error from error
@@ -56,7 +58,7 @@ class SqlTransaction(ConnectedTables[SqlConnection]):
     ) -> None:
         super().__init__(dialect.within_transactions, link)
         self.translate = translate
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """The error that has ended the transaction."""
         self.has_kept = False
         """Whether messages may be free to take once the transaction has committed."""
