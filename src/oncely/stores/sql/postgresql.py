@@ -96,6 +96,8 @@ class Postgresql(Dialect):
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     locked = "FOR UPDATE OF d"
     moment = _NOW
+    # No equality: as `is_free` says.
+    in_lane = "h.lane BETWEEN {0} AND {0} ORDER BY h.lane, h.id"
 
     @property
     def begin(self) -> str:
