@@ -25,7 +25,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.engine.settle import RelayObserver
 from oncely.ledger import Ledger, checked_ledger
 from oncely.stores.store import PutBack
@@ -188,7 +188,7 @@ class Relay:
 
     def _await_messages(self, stop: threading.Event) -> None:
         """Return when messages may be there, and when it is time to look, or to stop."""
-        some_wait = self._ledger.mailbox.backlog().waiting > 0
+        some_wait = self._ledger.mailbox.free_in_s(OUTBOX) is not None
         rest_s = min(self._poll_s, _LOOK_S) if some_wait else self._poll_s
         look_at = monotonic() + rest_s
         woken = False

@@ -4,12 +4,14 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from tests.conformance.record_suite import failed, inserted, stored
-from tests.conformance.waiting_suite import HOLD_S
-from tests.records import LEASE_S, Doing, deferred, fresh, granted, key_of
+from tests.conformance.waiting_suite import HOLD_S, RETRIES, retry
+from tests.records import LEASE_S, PARENT, Doing, deferred, fresh, granted, key_of
 
 from oncely.core.commands import Busy, Duplicate, Granted, TooOld
+from oncely.core.errors import RefusedError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
@@ -19,6 +21,7 @@ from oncely.testing.tools import AdvancingClock, at_once
 _RACERS = 20
 _TRANSACTIONS = 8
 _ROUNDS = 3
+_LETTERS = 60
 KEY = Key("billing", "abc-123")
 
 
@@ -86,6 +89,30 @@ class RecordRaces:
         record = ledger.find(KEY)
         assert record is not None
         assert record.fence == 2
+
+    def test_operators_race_for_records(self, ledger: Ledger, clock: AdvancingClock) -> None:
+        """Of two who decide about each record in doubt, in opposite ways, one is told that it is
+        done, and it is so.
+        """
+        keys = [Key("billing", str(n)) for n in range(_LETTERS)]
+        ledger.claim_many(keys, "60s")
+        clock.advance(61)
+        found = {key: ledger.find(key) for key in keys}
+        done: list[list[Key]] = [[], []]
+
+        def decide(racer: int) -> None:
+            for key in keys:
+                decided = ledger.reset if racer else ledger.happened
+                record = found[key]
+                with suppress(RefusedError):
+                    decided(key, fence=record and record.fence, by=str(racer))
+                    done[racer].append(key)
+
+        at_once(2, decide)
+        state_of = {key: stored(ledger._store, key).state for key in keys}
+        assert [key for key in keys if state_of[key] is State.COMPLETED] == done[0]
+        assert [key for key in keys if state_of[key] is State.FAILED] == done[1]
+        assert len(done[0]) + len(done[1]) == len(keys)
 
     def test_purges_race_claims(self, store: Store, clock: AdvancingClock) -> None:
         """While a completed message is purged, racing claims of it are never granted."""
@@ -223,6 +250,76 @@ class TransactionRaces:
         at_once(_TRANSACTIONS, send)
         assert sum(map(len, given.values())) == lanes * each
         assert [numbers == sorted({*numbers}) for numbers in given.values()] == [True] * lanes
+
+    def test_operators_race(self, doing: Doing) -> None:
+        """Of two operators, and workers who take what is retried, each is told what happens: every
+        dead letter is retried or discarded, and what is retried is there, or was taken.
+        """
+        letters = [replace(retry(str(n)), is_set_aside=True) for n in range(_LETTERS)]
+        doing.keep(letters)
+        ids = [each.number or 0 for each in doing.waiting([each.parent for each in letters])]
+        again, gone, taken = list[int](), list[int](), list[int]()
+
+        def decide(racer: int) -> None:
+            match racer:
+                case 0:
+                    again.extend(n for n in ids if doing.ledger.retry_dead(n))
+                case 1:
+                    gone.extend(n for n in ids if doing.ledger.discard_dead(n))
+                case _:
+                    for _ in ids:
+                        some = doing.take(1, HOLD_S, queue=RETRIES, counts=True)
+                        taken.extend(doing.remove_held(some))
+
+        at_once(3, decide)
+        left = [each.number or 0 for each in doing.numbered(ids)]
+        assert sorted([*again, *gone]) == ids
+        assert sorted([*taken, *left]) == sorted(again)
+        assert not [each for each in doing.numbered(ids) if each.is_set_aside]
+
+    def test_operators_race_for_what_was_refused(self, doing: Doing) -> None:
+        """The same of messages that were refused: sent again, all or some, or discarded."""
+        doing.keep([replace(deferred(str(n)), is_set_aside=True) for n in range(_LETTERS)])
+        ids = [each.number or 0 for each in doing.waiting([PARENT])]
+        mailbox = doing.ledger.mailbox
+        again, gone, counted = list[int](), list[int](), list[int]()
+
+        def decide(racer: int) -> None:
+            match racer:
+                case 0:
+                    for n in ids:
+                        again.extend(each.number or 0 for each in mailbox.send_again_numbered([n]))
+                case 1:
+                    for n in reversed(ids):
+                        gone.extend(each.number or 0 for each in mailbox.discard_unsent([n]))
+                case _:
+                    counted.append(mailbox.send_again())
+
+        at_once(3, decide)
+        left = [each.number or 0 for each in doing.waiting([PARENT])]
+        assert len(again) + len(gone) + sum(counted) == len(ids)
+        assert sorted([*left, *gone]) == ids
+        assert {*again} <= {*left}
+
+    def test_cancelled_or_taken(self, doing: Doing) -> None:
+        """Of an operator who cancels what was never tried, and a worker who takes it, one does."""
+        rows = [retry(str(n)) for n in range(_LETTERS)]
+        doing.keep(rows)
+        taken: list[int] = []
+        cancelled: list[int] = []
+
+        def decide(racer: int) -> None:
+            for row in rows:
+                if racer:
+                    some = doing.take(1, HOLD_S, queue=RETRIES)
+                    taken.extend(each.number or 0 for each in some)
+                else:
+                    with suppress(RefusedError):
+                        doing.ledger.cancel(row.key, by="ann")
+                        cancelled.extend(each.number or 0 for each in doing.waiting([row.key]))
+
+        at_once(2, decide)
+        assert len({*taken, *cancelled}) == len(taken) + len(cancelled) == _LETTERS
 
 
 def _later(record: Record, **fields: object) -> Record:

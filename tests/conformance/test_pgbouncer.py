@@ -88,7 +88,7 @@ def _use_what_waits(doing: Doing, name: str) -> None:
     first, second = doing.take(9, 60.0, counts=True)
     doing.put_back([PutBack(first, "no", None)])
     assert doing.held([first, second]) == {second.number}
-    assert len(store.listed(Listing(OUTBOX, is_set_aside=True))) == 1
+    assert len([*store.listed(Listing(OUTBOX, is_set_aside=True))]) == 1
     assert store.free_in_s(OUTBOX) == pytest.approx(60, abs=60)
     doing.free([first])
     assert doing.remove_held([second]) == {second.number}

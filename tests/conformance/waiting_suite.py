@@ -10,6 +10,7 @@ import pytest
 from tests.conformance.values import DISTINCT_IDS
 from tests.records import PARENT, Doing, deferred, ids_of, key_of
 
+from oncely.core.durations import seconds
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import (
@@ -304,8 +305,8 @@ class WaitingStatements:
         doing.keep([retry("1", lane="a"), retry("2", lane="b"), retry("3", lane="c")])
         held, aside, _ = doing.take(9, HOLD_S, queue=RETRIES)
         doing.put_back([PutBack(aside, "no", None)])
-        assert doing.lanes({held.lane, aside.lane, "none"}) == {held.lane}
-        assert doing.lanes(set()) == set()
+        assert doing.lanes(RETRIES, {held.lane, aside.lane, "none"}) == {held.lane}
+        assert doing.lanes(RETRIES, set()) == set()
 
     def test_put_back_without_a_try(self, doing: Doing, clock: AdvancingClock) -> None:
         """A message put back through no fault of its own keeps its attempts, and its error."""
@@ -343,17 +344,40 @@ class WaitingStatements:
         assert doing.store.free_in_s(RETRIES) is None
 
     def test_listed(self, doing: Doing) -> None:
-        """Waiting messages are read page by page, of one queue or of a prefix of names."""
-        doing.keep([retry(str(n), "ab"[n % 2]) for n in range(6)])
-        doing.keep([deferred("sent")])
-        first = doing.store.listed(Listing(retries_of("*"), is_set_aside=False, limit=4))
-        assert ids_of(first) == ["0", "1", "2", "3"]
-        last = first[-1].number or 0
-        rest = doing.store.listed(Listing(retries_of("*"), is_set_aside=False, after=last))
-        assert ids_of(rest) == ["4", "5"]
-        of_a = doing.store.listed(Listing(retries_of("a"), is_set_aside=False))
-        assert ids_of(of_a) == ["0", "2", "4"]
-        assert doing.store.listed(Listing(retries_of("*"), is_set_aside=True)) == []
+        """Waiting messages are read page by page, of one queue or of a prefix of names: those that
+        can be taken first.
+        """
+        delays = (20.0, 0.0, 10.0, 0.0)
+        rows = [replace(retry(str(n), "ab"[n % 2]), delay_s=delays[n % 4]) for n in range(500)]
+        doing.keep(rows)
+        doing.keep([deferred("sent"), retry("c", "c")])
+        for limit, with_bodies in ((250, True), (1_000, True), (1_000, False)):
+            each = Listing("retry/*", is_set_aside=False, limit=limit, with_bodies=with_bodies)
+            by_delay = sorted([*rows, retry("c", "c")], key=lambda row: row.delay_s)
+            assert ids_of([*doing.store.listed(each)]) == ids_of(by_delay[:limit])
+        of_a = doing.store.listed(Listing(retries_of("a"), is_set_aside=False, limit=3))
+        assert ids_of([*of_a]) == ["2", "6", "10"]
+        assert [*doing.store.listed(Listing(retries_of("*"), is_set_aside=True))] == []
+
+    def test_listed_letters(self, doing: Doing) -> None:
+        """What is set aside is listed in its order, however it came to be set aside."""
+        doing.keep([retry(str(n)) for n in range(4)])
+        doing.keep([replace(retry("4"), is_set_aside=True)])
+        taken = doing.take(9, HOLD_S, queue=RETRIES)
+        doing.put_back([PutBack(each, "no", None) for each in reversed(taken)])
+        found = doing.store.listed(Listing(RETRIES, is_set_aside=True))
+        assert ids_of([*found]) == ["0", "1", "2", "3", "4"]
+
+    def test_longest_delay(self, doing: Doing) -> None:
+        """The longest delay that can be written is stored: a thousand years."""
+        longest_s = seconds("366000d")
+        doing.keep([retry("put back"), replace(retry("kept"), delay_s=longest_s)])
+        [taken] = doing.take(9, HOLD_S, queue=RETRIES)
+        doing.put_back([PutBack(taken, "no", longest_s)])
+        dues = [each.due or 0 for each in doing.store.listed(Listing(RETRIES, is_set_aside=False))]
+        in_s = [due - doing.store.load([]).now for due in dues]
+        assert in_s == pytest.approx([longest_s] * 2, abs=10)
+        assert doing.take(9, HOLD_S, queue=RETRIES) == []
 
     def test_listed_without_bodies(self, doing: Doing) -> None:
         """A list that needs no bodies has all else; the messages keep theirs."""
@@ -362,7 +386,7 @@ class WaitingStatements:
         [seen] = doing.store.listed(Listing(OUTBOX, is_set_aside=False, with_bodies=False))
         assert whole.message.body == b"large"
         assert seen == replace(whole, message=replace(whole.message, body=b""))
-        assert doing.store.listed(Listing(OUTBOX, is_set_aside=False)) == [whole]
+        assert [*doing.store.listed(Listing(OUTBOX, is_set_aside=False))] == [whole]
 
     def test_bindings(self, doing: Doing) -> None:
         """What a queue is bound to is known by each of its names; to repeat it changes nothing."""

@@ -99,7 +99,7 @@ def test_older_schema(url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)), {"total": 3})
         record = ledger.find(key)
         assert ledger.problems() == [
-            "processed_messages is at migration 0001 of 0006; type: oncely migrate"
+            "processed_messages is at migration 0001 of 0007; type: oncely migrate"
         ]
         with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
             ledger.steps(key)
@@ -110,6 +110,21 @@ def test_older_schema(url: str, key: Key) -> None:
         assert _shape(url, "message_steps") == _shape(url, "other_steps")
         assert _shape(url, "message_consumers") == _shape(url, "other_consumers")
         ledger.forget(key)
+        check_usable(ledger, key)
+
+
+def test_former_index_of_lanes(url: str, key: Key) -> None:
+    """A ledger of the migration before has its index of lanes replaced."""
+    kind = url.partition(":")[0].partition("+")[0]
+    of_table = " ON waiting_messages" if kind == "mysql" else ""
+    with opened(url) as ledger, opened(url, table="other") as other:
+        for each in (ledger, other):
+            each.migrate()
+        _run(url, f"DROP INDEX waiting_messages_lanes{of_table};")
+        _run(url, "CREATE INDEX waiting_messages_lane ON waiting_messages (lane, set_aside, id);")
+        _run(url, "UPDATE processed_messages_version SET version_num = '0006';")
+        ledger.migrate()
+        assert _shape(url, "waiting_messages") == _shape(url, "other_waiting")
         check_usable(ledger, key)
 
 
@@ -274,13 +289,13 @@ _POSTGRESQL_DRIFTS |= {
 _MYSQL_DRIFTS |= {
     f"{_D} DROP CONSTRAINT waiting_messages_name": "there is no unique constraint on",
     f"{_D} MODIFY body BLOB NOT NULL": "body is of type BLOB",
-    "DROP INDEX waiting_messages_lane ON waiting_messages": "waiting_messages_lane is missing",
+    "DROP INDEX waiting_messages_lanes ON waiting_messages": "waiting_messages_lanes is missing",
     "ALTER TABLE message_steps MODIFY name varchar(255) COLLATE utf8mb4_bin NOT NULL": "name has",
 }
 _ALL_DRIFTS = {
     f"{_D} DROP COLUMN source": "the column source is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
-    "DELETE FROM processed_messages_version": "is at migration none of 0006; type: oncely migrate",
+    "DELETE FROM processed_messages_version": "is at migration none of 0007; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [

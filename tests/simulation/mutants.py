@@ -268,7 +268,7 @@ MUTANTS = [
     Mutant(
         "what comes later runs before one of its order that waits",
         RETRIES,
-        "taken = self._mailbox.lanes({*lanes.values()})",
+        "taken = self._mailbox.lanes(self._keeping.queue, {*lanes.values()})",
         "taken = set()",
         seed=33,
     ),

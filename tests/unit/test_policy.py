@@ -1,11 +1,13 @@
 """Policies and durations: what may be written, and what is said about what may not."""
 
 import dataclasses
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from oncely.core.control import Retry
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import POLICY_FIELDS, Policy, at_least_once, at_most_once, effectively_once
@@ -46,6 +48,23 @@ def test_no_durations(written: Any) -> None:
     """Anything else is a ConfigError that names the setting and shows what to type."""
     with pytest.raises(ConfigError, match=r"pause: .* is not a duration: write \"30s\""):
         seconds(written, "pause")
+
+
+@pytest.mark.parametrize("written", ["366001d", "9" * 400 + "d", timedelta.max, 5e11])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda written: Retry(delay=written),
+        lambda written: Policy(backoff=["30s", written]),
+        lambda written: Policy(retention=written),
+        lambda written: Policy(lease=written),
+    ],
+    ids=["retry", "backoff", "retention", "lease"],
+)
+def test_too_long_durations(write: Callable[[Any], object], written: Any) -> None:
+    """No database has the time at which it would end."""
+    with pytest.raises(ConfigError, match=r': .* is over a thousand years; write "3650d", or less'):
+        write(written)
 
 
 @pytest.mark.parametrize("retention", [timedelta(seconds=-1), -1, -0.5])

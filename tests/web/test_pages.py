@@ -1,7 +1,7 @@
 """Each page: what it says of a ledger in trouble, and its twin on the command line."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from html import unescape
@@ -323,7 +323,7 @@ def test_lists_read_no_bodies(
     store = filled.ledger._store
     listed, asked = store.listed, []
 
-    def spying(listing: Listing) -> Sequence[WaitingMessage]:
+    def spying(listing: Listing) -> Iterator[WaitingMessage]:
         asked.append(listing)
         return listed(listing)
 

@@ -99,7 +99,7 @@ class Retries:
         if not lanes:
             return
         try:
-            taken = self._mailbox.lanes({*lanes.values()})
+            taken = self._mailbox.lanes(self._keeping.queue, {*lanes.values()})
         except StoreError as error:
             self._outage.met(error, "lanes")
             for turn in turns:

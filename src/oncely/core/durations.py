@@ -11,8 +11,10 @@ Duration = timedelta | float | str
 "2h", "30d".
 """
 
-_LONGEST_LEASE_S = 1_000 * 366 * 86_400.0
-"""Databases' calendars end in the year 9999."""
+_LONGEST_S = 1_000 * 366 * 86_400.0
+"""Databases' calendars end in the year 9999: MariaDB stored no retry that was due after it, so that
+its handler ran twice.
+"""
 _BEYOND_TIME_S = 1e12
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
@@ -28,6 +30,8 @@ def seconds(duration: Duration, what: str = "duration") -> float:
         )
     if length_s < 0:
         raise ConfigError(f"{what}: {duration!r} is negative")
+    if length_s > _LONGEST_S:
+        raise ConfigError(f'{what}: {duration!r} is over a thousand years; write "3650d", or less')
     return length_s
 
 
@@ -61,8 +65,6 @@ def lease_seconds(lease: Duration) -> float | None:
     if lease == "none":
         return None
     length_s = seconds(lease, "lease")
-    if length_s > _LONGEST_LEASE_S:
-        raise ConfigError(f'lease: {lease!r} is over a thousand years; write "none"')
     if length_s == 0:
         raise ConfigError('lease: a lease of zero runs out at once; write "5m", or "none"')
     return length_s

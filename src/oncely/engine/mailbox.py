@@ -1,6 +1,7 @@
 """Mailbox: the messages that wait in a ledger, for whoever takes them."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -99,9 +100,9 @@ class Mailbox:
         if messages or anew or removed:
             self._means._transact(work)
 
-    def lanes(self, lanes: Collection[str]) -> set[str]:
-        """Those of these lanes in which messages wait that are not set aside."""
-        return self._means._transact(lambda transaction: transaction.lanes(lanes))
+    def lanes(self, queue: str, lanes: Collection[str]) -> set[str]:
+        """Those of these lanes of a queue in which messages wait that are not set aside."""
+        return self._means._transact(lambda transaction: transaction.lanes(queue, lanes))
 
     def take(
         self,
@@ -139,8 +140,8 @@ class Mailbox:
         self._means._transact(work)
 
     def let_go(self, done: Sequence[WaitingMessage], left: Sequence[PutBack]) -> None:
-        """Of messages that were taken for a retry, remove those that are `done`, and put back those
-        that are `left`. One that has failed or was set aside since stays as it is.
+        """Of messages that were taken, remove those that are `done`, and put back those that are
+        `left`. One that has failed or was set aside since, or is taken again, stays as it is.
         """
 
         def work(transaction: Transaction) -> None:
@@ -151,8 +152,8 @@ class Mailbox:
         self._means._transact(work)
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
-        """Let these go on waiting, each as its change says."""
-        self._means._transact(lambda transaction: transaction.put_back(changes))
+        """Let these, which were taken, go on waiting, each as its change says; as `let_go`."""
+        self.let_go((), changes)
 
     def finish(self, keys: Sequence[Key]) -> None:
         """Complete those that are handled and of which nothing waits to be sent."""
@@ -208,14 +209,11 @@ class LedgerMailbox(Mailbox):
         is_set_aside: bool = False,
         with_bodies: bool = True,
     ) -> Iterator[WaitingMessage]:
-        """At most `limit` that wait in a queue, in their order; `*` at the end of its name stands
-        for any number of characters. Without bodies each message has an empty one.
+        """At most `limit` that wait in a queue: those that are set aside, or free to take, in their
+        order, then the others, by when they can be taken; `*` at the end of its name stands for any
+        number of characters. Without bodies each message has an empty one.
         """
-        listing = Listing(queue, is_set_aside, min(limit, _PAGE), with_bodies=with_bodies)
-        while limit > 0 and (page := self._store.listed(listing)):
-            yield from page
-            limit -= len(page)
-            listing = listing._replace(limit=min(limit, _PAGE), after=page[-1].number or 0)
+        return self._store.listed(Listing(queue, is_set_aside, limit, with_bodies=with_bodies))
 
     def dead(
         self, consumer: str | None, limit: int, *, with_bodies: bool = True
@@ -227,12 +225,12 @@ class LedgerMailbox(Mailbox):
 
     def dead_of(self, key: Key) -> Sequence[DeadLetter]:
         """The dead letters of one message: as it failed, and what came under its id."""
-        return [DeadLetter.of(each) for each in _dead_of(self._of([key]))]
+        return [DeadLetter.of(each) for each in self._of([key]) if _is_dead(each)]
 
     def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
         """Those of these dead letters that are still there."""
         found = self._means._transact(lambda transaction: transaction.numbered(ids))
-        return [DeadLetter.of(each) for each in _dead_of(found)]
+        return [DeadLetter.of(each) for each in found if _is_dead(each)]
 
     # ---- Putting in ----------------------------------------------------------------------------
 
@@ -258,33 +256,30 @@ class LedgerMailbox(Mailbox):
 
     def send_again(self) -> int:
         """Let the messages that were set aside be sent after all; return how many."""
-        count = 0
-        while page := self._store.listed(Listing(OUTBOX, is_set_aside=True, limit=_PAGE)):
-            self._free(page)
-            count += len(page)
-        return count
+        refused = self.listed(OUTBOX, sys.maxsize, is_set_aside=True, with_bodies=False)
+        ids = [each.number or 0 for each in refused]
+        starts = range(0, len(ids), _PAGE)
+        return sum(len(self.send_again_numbered(ids[at : at + _PAGE])) for at in starts)
 
     def send_again_numbered(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
-        """The same for those of these numbers; return them."""
+        """The same for those of these numbers; return those that still were set aside."""
 
         def work(transaction: Transaction) -> Sequence[WaitingMessage]:
-            refused = _refused_of(transaction.numbered(ids))
+            refused, _ = _set_aside(transaction, ids, _is_refused)
             transaction.free(refused)
             return refused
 
         return self._means._transact(work)
 
     def discard_unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
-        """Remove those of these numbers that were set aside, which are not sent; return them. A
-        message of which they were the last is completed.
+        """Remove those of these numbers that still are set aside, which are not sent; return them.
+        A message of which they were the last is completed.
         """
 
         def work(transaction: Transaction) -> Sequence[WaitingMessage]:
-            refused = _refused_of(transaction.numbered(ids))
-            parents = sorted({each.parent for each in refused if each.parent.consumer})
-            # Held, as by `sent`.
-            found = transaction.load(parents).records if parents else {}
+            refused, found = _set_aside(transaction, ids, _is_refused)
             transaction.remove(refused)
+            parents = sorted({each.parent for each in refused if each.parent.consumer})
             self._finish(transaction, parents, found)
             return refused
 
@@ -294,9 +289,6 @@ class LedgerMailbox(Mailbox):
         """Those of these numbers that are to be sent, set aside or not."""
         found = self._means._transact(lambda transaction: transaction.numbered(ids))
         return [each for each in found if each.queue == OUTBOX]
-
-    def _free(self, messages: Sequence[WaitingMessage]) -> None:
-        self._means._transact(lambda transaction: transaction.free(messages))
 
     def run_now(self, key: Key) -> Outcome:
         """Make a waiting retry due at once. Raises RefusedError where it does not
@@ -326,6 +318,9 @@ class LedgerMailbox(Mailbox):
         found = [each for each in transaction.waiting([key]) if each.name == retry_name(each.queue)]
         if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
             return outcome
+        if isinstance(outcome, Written) and outcome.record is None:
+            # It was never tried, and there is no record to hold: a worker may take it meanwhile.
+            found = [*transaction.idle([each.number or 0 for each in found])]
         if not found or found[0].is_set_aside:
             raise RefusedError(f"{key.message_id!r} ({key.consumer}) does not wait for a retry")
         if isinstance(outcome, Written):
@@ -333,10 +328,12 @@ class LedgerMailbox(Mailbox):
         return outcome
 
     def retry_dead(self, ids: Collection[int], message: Message | None, by: str, why: str) -> int:
-        """Let dead letters be tried again, and their records run; return how many there were."""
+        """Let dead letters be tried again, and their records run; return how many still were dead
+        letters.
+        """
 
         def work(transaction: Transaction) -> int:
-            letters = _dead_of(transaction.numbered(ids))
+            letters, _ = _set_aside(transaction, ids, _is_dead)
             resets = [
                 Request(each.parent, Reset(by, why, is_edited=message is not None))
                 for each in letters
@@ -350,10 +347,10 @@ class LedgerMailbox(Mailbox):
         return self._means._transact(work)
 
     def discard_dead(self, ids: Collection[int]) -> int:
-        """Remove dead letters; return how many there were. Their records stay as they are."""
+        """Remove dead letters; return how many still were. Their records stay as they are."""
 
         def work(transaction: Transaction) -> int:
-            letters = _dead_of(transaction.numbered(ids))
+            letters, _ = _set_aside(transaction, ids, _is_dead)
             transaction.remove(letters)
             return len(letters)
 
@@ -367,12 +364,24 @@ def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> N
             transaction.keep(those, renews=renews)
 
 
-def _dead_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:
-    return [each for each in messages if each.is_set_aside and consumer_of(each.queue) is not None]
+def _set_aside(
+    transaction: Transaction, ids: Collection[int], is_meant: Callable[[WaitingMessage], bool]
+) -> tuple[Sequence[WaitingMessage], Mapping[Key, Record]]:
+    """Those of these that are set aside and meant, and their records. Nobody else decides about
+    them before the transaction ends: of two operators, both were told that they had.
+    """
+    parents = sorted({each.parent for each in transaction.numbered(ids) if each.parent.consumer})
+    # The records first, as whoever ends a message holds them first, too.
+    records = transaction.load(parents).records if parents else {}
+    return [each for each in transaction.idle(ids) if is_meant(each)], records
 
 
-def _refused_of(messages: Sequence[WaitingMessage]) -> list[WaitingMessage]:
-    return [each for each in messages if each.is_set_aside and each.queue == OUTBOX]
+def _is_dead(message: WaitingMessage) -> bool:
+    return message.is_set_aside and consumer_of(message.queue) is not None
+
+
+def _is_refused(message: WaitingMessage) -> bool:
+    return message.is_set_aside and message.queue == OUTBOX
 
 
 def _edited(letter: WaitingMessage, message: Message | None) -> WaitingMessage:

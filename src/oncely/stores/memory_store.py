@@ -98,9 +98,9 @@ class MemoryStore(Store):
         with self._lock:
             return self._tables.backlogs()
 
-    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
+    def listed(self, listing: Listing) -> Iterator[WaitingMessage]:
         with self._lock:
-            return self._tables.listed(listing)
+            return iter(self._tables.listed(listing))
 
     def free_in_s(self, queue: str) -> float | None:
         with self._lock:

@@ -190,9 +190,12 @@ class MemoryTables:
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
         return [self._row(number).message for number in sorted(numbers) if number in self._queue_of]
 
-    def lanes(self, lanes: Collection[str]) -> set[str]:
-        messages = (row.message for row in self.rows())
-        return {each.lane for each in messages if each.lane in lanes and not each.is_set_aside}
+    def idle(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
+        now, rows = self.clock(), map(self._row, sorted(self._queue_of.keys() & numbers))
+        return [r.message for r in rows if r.message.is_set_aside or r.held_until <= now]
+
+    def lanes(self, queue: str, lanes: Collection[str]) -> set[str]:
+        return {lane for lane in lanes if lane in self._lanes[queue]}
 
     def take(
         self,
@@ -310,14 +313,16 @@ class MemoryTables:
         )
 
     def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
-        fitting = (
-            row.message
+        now = self.clock()
+        fitting = [
+            row
             for row in self.rows()
             if _is_of(row.message.queue, listing.queue)
             and row.message.is_set_aside == listing.is_set_aside
-            and (row.message.number or 0) > listing.after
-        )
-        found = list(islice(fitting, listing.limit))
+        ]
+        if not listing.is_set_aside:
+            fitting.sort(key=lambda row: row.free_at if row.free_at > now else 0.0)
+        found = [row.message for row in fitting[: listing.limit]]
         if listing.with_bodies:
             return found
         return [replace(each, message=replace(each.message, body=b"")) for each in found]

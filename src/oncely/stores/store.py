@@ -191,14 +191,14 @@ class Backlog:
 
 
 class Listing(NamedTuple):
-    """Which waiting messages are shown: those that fit every field that is set, in their order."""
+    """Which waiting messages are shown: those that fit every field that is set. Those that are set
+    aside or free to take come first, in their order; then the others, by when they can be taken.
+    """
 
     queue: str
     """Its name or, with `*` at the end, the beginning of several names."""
     is_set_aside: bool
     limit: int = 100
-    after: int = 0
-    """The number of the last message of the page before."""
     with_bodies: bool = True
     """Whether bodies are read; else each message comes with an empty one."""
 
@@ -265,8 +265,13 @@ class Transaction(Records, Protocol):
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
         """The messages with these numbers that still wait."""
 
-    def lanes(self, lanes: Collection[str]) -> set[str]:
-        """Those of these lanes in which messages wait that are not set aside."""
+    def idle(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
+        """Those of these messages that nobody has taken, set aside or not. Nobody takes or changes
+        them before the transaction ends.
+        """
+
+    def lanes(self, queue: str, lanes: Collection[str]) -> set[str]:
+        """Those of these lanes of a queue in which messages wait that are not set aside."""
 
     def take(
         self,
@@ -460,9 +465,9 @@ class Store(Records, Operations, Protocol):
         """The backlog of each queue in which messages wait."""
         return {}
 
-    def listed(self, listing: Listing) -> Sequence[WaitingMessage]:  # noqa: ARG002
-        """Messages that wait, to be shown."""
-        return []
+    def listed(self, listing: Listing) -> Iterator[WaitingMessage]:  # noqa: ARG002
+        """Messages that wait, to be shown, read page by page."""
+        return iter(())
 
     def free_in_s(self, queue: str) -> float | None:  # noqa: ARG002
         """Seconds until the next message of a queue can be taken, by its due time and hold: 0 where

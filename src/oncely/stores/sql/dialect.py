@@ -395,6 +395,43 @@ class Dialect(ABC):
         renewed = ", ".join(f"{name} = excluded.{name}" for name in names)
         return f"ON CONFLICT (message_id, provider, name) DO UPDATE SET {renewed}"
 
+    after_in_order: ClassVar[str] = "(d.held_until, d.id) > ({0}, {1})"
+    """The condition that a row of `d` comes after a place in the order `d.held_until, d.id`, read
+    from the index that has that order.
+    """
+    in_lane: ClassVar[str] = "h.lane = {0} ORDER BY h.id"
+    """The condition that a row of `h` is in a lane, and the order of these."""
+
+    @property
+    def is_free(self) -> str:
+        """The condition that a row of `d` is free to take. No equality: the same order would be
+        that of the numbers alone, in which planners may read all that waits in other queues.
+        """
+        return f"d.held_until <= {self.always}"
+
+    def first_in(self, lane: str, wanted: str = "id", condition: str = "") -> str:
+        """A column of the first message of a lane of `queue` that is not set aside."""
+        return (
+            f"(SELECT h.{wanted} FROM {self.waiting_name} AS h WHERE h.queue = %(queue)s"
+            f" AND h.set_aside = false{condition} AND {self.in_lane.format(lane)} LIMIT 1)"
+        )
+
+    def heads(self, limit: int) -> str:
+        """A query of lanes of `queue` after the lane `after`, and the number of the first message
+        of each: one row of each is read, however many wait there.
+        """
+        after = (
+            f"(SELECT h.lane FROM {self.waiting_name} AS h WHERE h.queue = %(queue)s"
+            " AND h.set_aside = false AND h.lane > {} ORDER BY h.lane, h.id LIMIT 1)"
+        )
+        return (
+            f"WITH RECURSIVE d (lane, n) AS (SELECT {after.format('%(after)s')}, 1 UNION ALL"
+            f" SELECT {after.format('d.lane')}, d.n + 1 FROM d"
+            f" WHERE d.lane IS NOT NULL AND d.n < {limit:d})"
+            f" SELECT d.lane, {self.first_in('d.lane')} FROM d"
+            " WHERE d.lane IS NOT NULL ORDER BY d.lane"
+        )
+
     # ---- Schema --------------------------------------------------------------------------------
 
     def migrating(self, connection: Connection) -> AbstractContextManager[None]:

@@ -102,6 +102,8 @@ class Postgresql(Dialect):
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
     locked = "FOR UPDATE OF d"
     moment = _NOW
+    # No equality: as `is_free` says.
+    in_lane = "h.lane BETWEEN {0} AND {0} ORDER BY h.lane, h.id"
 
     def prepare(self, connection: Any, record: Any) -> None:
         # A session that is a pooler's, and not the one that was connected to, goes to other

@@ -5,6 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial, wraps
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, event
@@ -51,6 +54,7 @@ from oncely.stores.store import (
     Clock,
     Horizons,
     KeyRange,
+    Listing,
     Loaded,
     Query,
     Records,
@@ -252,9 +256,22 @@ class SqlStore:
     # ---- Messages that wait --------------------------------------------------------------------
 
     backlogs = _reading(rows.backlogs)
-    listed = _reading(rows.listed)
     free_in_s = _reading(rows.free_in_s)
     _newest = _reading(rows.newest)
+
+    def listed(self, listing: Listing) -> Iterator[WaitingMessage]:
+        queues = self._read(lambda at: rows.queues(at, listing.queue))
+        found = (self._listed_in(queue, listing) for queue in queues)
+        in_order = merge(*found, key=attrgetter("held_until", "number"))
+        return (each.message for each in islice(in_order, listing.limit))
+
+    _page = _reading(rows.page)
+
+    def _listed_in(self, queue: str, listing: Listing) -> Iterator[rows.Listed]:
+        after: rows.Listed | None = None
+        while page := self._page(queue, listing, after):
+            yield from page
+            after = page[-1]
 
     def wait_for_messages(self, timeout_s: float) -> None:
         self._poll.wait(timeout_s)

@@ -139,6 +139,7 @@ class SqlTransaction(ConnectedTables[SqlConnection]):
 
     waiting = guarded(rows.waiting)
     numbered = guarded(rows.numbered)
+    idle = guarded(rows.idle)
     lanes = guarded(rows.lanes)
     take = guarded(rows.take)
     remove = guarded(rows.remove)

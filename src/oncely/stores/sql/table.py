@@ -191,10 +191,7 @@ def _index_waiting(table: Table, name: TableName) -> None:
         UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
     )
     Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
-    # A message that is alone in its lane is never looked up by the lane.
-    shared = text("lane <> name")
-    lane = (c.lane, c.set_aside, c.id)
-    Index(name.index_of_waiting("lane"), *lane, postgresql_where=shared, sqlite_where=shared)
+    Index(name.index_of_waiting("lanes"), c.queue, c.set_aside, c.lane, c.id)
 
 
 def _step_columns(id_type: String) -> list[Column[Any]]:

@@ -4,10 +4,11 @@ Each runs in the transaction that is open on a link.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from oncely._util.chance import new_name
 from oncely.core.errors import UnreadableRow
 from oncely.core.message import Message
 from oncely.core.record import Key
@@ -45,6 +46,16 @@ _LOADED = (
 _BODILESS = tuple(name for name in _LOADED if name != "body")
 _TIMES = ("created_at", "updated_at", "due_at")
 _GROUPED = ("queue", "set_aside", "due_at")
+
+_PORTION = 1_000
+"""So many messages that are due are freed at a time."""
+_LANES = 100
+"""So many lanes, and two for each message that is wanted, are looked up at a time."""
+_LAST_LANE = "~"
+"""Comes after each lane."""
+_MOST_IN_UNION = 400
+"""SQLite takes at most 500 queries in one UNION."""
+_PAGE = 100
 
 
 def keep(
@@ -116,12 +127,15 @@ def take(
     counts: bool = False,
 ) -> list[WaitingMessage]:
     """As Inside says."""
-    _let_go(at, queue)
     among = None if parents is None else _numbers_of(at, parents)
     first = "id" if one_per_lane else "held_until"
-    found = [] if among == [] else _choose(at, queue, limit, among, first)
-    first_left = _first_left(at, [each for each in found if not is_alone(each)])
-    taken = [m for m in found if _number(m) < first_left.get(m.lane, _number(m) + 1)]
+    taken: list[WaitingMessage] = []
+    is_portion = True
+    while is_portion and not taken and among != []:
+        is_portion = _let_go(at, queue, max(_PORTION, limit))
+        found = _choose(at, queue, limit, among, first)
+        first_left = _first_left(at, queue, [each for each in found if not is_alone(each)])
+        taken = [m for m in found if _number(m) < first_left.get(m.lane, _number(m) + 1)]
     if not taken:
         return []
     hold = (
@@ -137,16 +151,24 @@ def is_alone(message: WaitingMessage) -> bool:
     return message.lane == message.name
 
 
-def _let_go(at: ConnectedTables[SqlConnection], queue: str) -> None:
-    """Mark messages whose hold or delay is over as free, so that they are found in their order."""
-    at.run(
-        f"UPDATE {at.dialect.waiting_name} SET held_until = {at.dialect.always}"
-        " WHERE queue = %(queue)s AND set_aside = false"
-        f" AND held_until > {at.dialect.always}"
+def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
+    """Mark messages whose hold or delay is over as free, so that they are found in their order; at
+    most so many, since hundreds of thousands may be due at the same moment. Whether it was as many.
+    """
+    name, dialect = at.dialect.waiting_name, at.dialect
+    due = at.run(
+        f"SELECT d.id FROM {name} AS d WHERE d.queue = %(queue)s AND d.set_aside = false"
+        f" AND d.held_until > {dialect.always}"
         # The time is read once, in a subquery: an index does not help for a clock that moves.
-        f" AND held_until <= (SELECT {at.dialect.moment})",
-        {"queue": queue, "now": at.dialect.now},
-    )
+        f" AND d.held_until <= (SELECT {dialect.moment})"
+        # Others free other messages at the same time.
+        f" ORDER BY d.held_until, d.id LIMIT {most:d} {dialect.skip_locked}",
+        {"queue": queue, "now": dialect.now},
+    ).fetchall()
+    if due:
+        numbers = _listed(sorted(number for [number] in due))
+        at.run(f"UPDATE {name} SET held_until = {dialect.always} WHERE id IN ({numbers})")
+    return len(due) == most
 
 
 def _numbers_of(at: ConnectedTables[SqlConnection], parents: Collection[Key]) -> list[int]:
@@ -166,51 +188,95 @@ def _choose(
     among: Sequence[int] | None,
     first: str,
 ) -> list[WaitingMessage]:
-    """The first free messages, which are locked; messages that others have locked are skipped.
+    """Free messages that need not wait for others, which are locked; messages that others have
+    locked are skipped.
 
-    `first` is the column that the first message of a lane and the chosen one must have in common:
-    `held_until`, so that the first one is free, too; or `id`, so that only the first itself is
-    chosen. However many messages wait behind a first one that is not free, they do not hold up
-    other lanes.
+    The first free ones are read, in their order. Where some of these have to wait behind others,
+    the rest is chosen from the first messages of all lanes: what waits behind those is not read.
     """
-    these = "" if among is None else f" AND d.id IN ({_listed(among)})"
+    if among is not None:
+        return [each for each, _ in _locked(at, queue, limit, first, among)]
+    rows = _locked(at, queue, limit, first)
+    found = [message for message, is_open in rows if is_open]
+    heads = _heads(at, queue, 2 * limit + _LANES)
+    while len(found) < limit == len(rows) and (some := next(heads, None)) is not None:
+        others = [*some - {*map(_number, found)}]
+        found += [each for each, _ in _locked(at, queue, limit - len(found), first, others)]
+    return sorted(found, key=_number)
+
+
+def _heads(at: ConnectedTables[SqlConnection], queue: str, limit: int) -> Iterator[set[int]]:
+    """The numbers of the first messages of all lanes, about `limit` at a time. They begin with any
+    lane, so that none is always the last.
+    """
+    begin, statement = new_name(), at.dialect.heads(limit)
+    heads: set[int] = set()
+    for lane, last in ((begin, _LAST_LANE), ("", begin)):
+        after = lane
+        while after < last:
+            rows = at.run(statement, {"queue": queue, "after": after}).fetchall()
+            firsts = dict(reversed(rows))
+            heads |= {number for lane, number in firsts.items() if lane <= last}
+            after = rows[-1][0] if len(rows) == limit else last
+            if len(heads) >= limit:
+                yield heads
+                heads = set()
+    yield heads
+
+
+def _locked(
+    at: ConnectedTables[SqlConnection],
+    queue: str,
+    limit: int,
+    first: str,
+    among: Sequence[int] | None = None,
+) -> list[tuple[WaitingMessage, bool]]:
+    """The first free messages, now locked, and whether each is open: no other of its lane is before
+    it. `among` these, only those that are open.
+
+    `first` is the column that the first message of a lane and the open one must have in common:
+    `held_until`, so that the first one is free, too; or `id`, so that only the first itself is
+    open.
+    """
+    if among is not None and not among:
+        return []
     dialect, name = at.dialect, at.dialect.waiting_name
-    free = f"= {dialect.always}"
+    there = f"d.queue = %(queue)s AND d.set_aside = false AND {dialect.is_free}"
+    is_open = f"(d.lane = d.name OR {dialect.first_in('d.lane', first)} = d.{first})"
+    if among is not None:
+        # By their numbers: planners would begin with what can be read from another index.
+        these = f"d.id IN ({_listed(among)}) AND CASE WHEN {there} THEN 1 END = 1"
+        there, is_open = f"{these} AND {is_open}", "true"
     statement = (
-        f"SELECT {_columns(at)} FROM {name} AS d"
-        f" WHERE d.queue = %(queue)s AND d.set_aside = false AND d.held_until {free}{these}"
-        f" AND (d.lane = d.name OR (SELECT h.{first} FROM {name} AS h"
-        f" WHERE h.lane = d.lane AND h.lane <> h.name AND h.set_aside = false"
-        f" ORDER BY h.id LIMIT 1) = d.{first})"
-        f" ORDER BY d.id LIMIT {limit:d} {dialect.skip_locked}"
+        f"SELECT {_columns(at)}, {is_open} FROM {name} AS d WHERE {there}"
+        f" ORDER BY d.held_until, d.id LIMIT {limit:d} {dialect.skip_locked}"
     )
-    chosen = []
+    found = []
     for row in at.run(statement, {"queue": queue}).fetchall():
         try:
-            chosen.append(_message(at, row))
+            found.append((_message(at, row), bool(row[-1])))
         except UnreadableRow as error:
             # For people: the messages behind it must not wait for them.
             aside = f"UPDATE {name} SET set_aside = true, reason = %(why)s WHERE id = {row[0]:d}"
             at.run(aside, {"why": str(error)})
-    return chosen
+    return found
 
 
 def _first_left(
-    at: ConnectedTables[SqlConnection], chosen: Sequence[WaitingMessage]
+    at: ConnectedTables[SqlConnection], queue: str, chosen: Sequence[WaitingMessage]
 ) -> dict[str, int]:
-    """For each lane of these, the number of the first message that is not chosen: it is held, has
-    to wait, or is locked by another worker.
+    """For each lane of these, the number of the first message that is not chosen, where there is
+    one: it is held, has to wait, or is locked by another worker.
     """
     if not chosen:
         return {}
-    name, numbers = at.dialect.waiting_name, _numbers(chosen)
+    one_of_each = _listed([*{each.lane: _number(each) for each in chosen}.values()])
+    left = at.dialect.first_in("d.lane", condition=f" AND h.id NOT IN ({_numbers(chosen)})")
     found = at.run(
-        f"SELECT d.lane, MIN(d.id) FROM {name} AS d"
-        f" WHERE d.lane IN (SELECT c.lane FROM {name} AS c WHERE c.id IN ({numbers}))"
-        f" AND d.lane <> d.name AND d.set_aside = false AND d.id < {max(map(_number, chosen))}"
-        f" AND d.id NOT IN ({numbers}) GROUP BY d.lane",
+        f"SELECT d.lane, {left} FROM {at.dialect.waiting_name} AS d WHERE d.id IN ({one_of_each})",
+        {"queue": queue},
     )
-    return dict(found.fetchall())
+    return {lane: left for lane, left in found.fetchall() if left is not None}
 
 
 # ---- What becomes of those that were taken -----------------------------------------------------
@@ -255,7 +321,11 @@ def put_back(at: ConnectedTables[SqlConnection], changes: Sequence[PutBack]) -> 
         f"UPDATE {at.dialect.waiting_name} SET attempts = attempts + %(tried)s,"
         f" error = coalesce(%(error)s, error), updated_at = {at.dialect.moment}"
     )
-    aside = f"{written}, set_aside = true, reason = %(error)s WHERE id = %(id)s"
+    # Free, so that dead letters are listed in their order by an index.
+    aside = (
+        f"{written}, set_aside = true, held_until = {at.dialect.always}, reason = %(error)s"
+        " WHERE id = %(id)s"
+    )
     again = f"{written}, due_at = {later}, held_until = {free_from} WHERE id = %(id)s"
     for message, error, retry_s, is_try in sorted(changes, key=lambda each: _number(each.message)):
         values: dict[str, Any] = {"id": message.number, "error": error, "tried": int(is_try)}
@@ -287,46 +357,98 @@ def free(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage])
 # ---- What waits --------------------------------------------------------------------------------
 
 
-def lanes(at: ConnectedTables[SqlConnection], lanes: Collection[str]) -> set[str]:
+def lanes(at: ConnectedTables[SqlConnection], queue: str, lanes: Collection[str]) -> set[str]:
     """As Inside says."""
     found: set[str] = set()
-    for batch in batches(sorted(lanes)):
+    ordered = sorted(lanes)
+    for start in range(0, len(ordered), _MOST_IN_UNION):
         # Lanes are digests of hexadecimal digits, which need no escaping.
-        given = ", ".join(f"'{lane}'" for lane in batch)
-        statement = (
-            f"SELECT DISTINCT lane FROM {at.dialect.waiting_name}"
-            f" WHERE lane IN ({given}) AND lane <> name AND set_aside = false"
+        given = " UNION ALL ".join(
+            f"SELECT '{lane}' AS lane" for lane in ordered[start : start + _MOST_IN_UNION]
         )
-        found |= {lane for [lane] in at.run(statement).fetchall()}
+        first = at.dialect.first_in("d.lane")
+        statement = f"SELECT d.lane FROM ({given}) AS d WHERE {first} IS NOT NULL"
+        found |= {lane for [lane] in at.run(statement, {"queue": queue}).fetchall()}
     return found
 
 
 def numbered(at: ConnectedTables[SqlConnection], numbers: Collection[int]) -> list[WaitingMessage]:
     """As Inside says."""
+    return _found(at, numbers, "")
+
+
+def idle(at: ConnectedTables[SqlConnection], numbers: Collection[int]) -> list[WaitingMessage]:
+    """As Inside says."""
+    # A delay ends when the message is due, a hold later.
+    by_nobody = (
+        f" AND (d.set_aside = true OR d.held_until <= d.due_at"
+        f" OR d.held_until <= (SELECT {at.dialect.moment}))"
+    )
+    return _found(at, numbers, by_nobody, at.dialect.locked)
+
+
+def _found(
+    at: ConnectedTables[SqlConnection], numbers: Collection[int], condition: str, lock: str = ""
+) -> list[WaitingMessage]:
     found: list[WaitingMessage] = []
     for batch in batches(sorted(numbers)):
         statement = (
             f"SELECT {_columns(at)} FROM {at.dialect.waiting_name} AS d"
-            f" WHERE d.id IN ({_listed(batch)}) ORDER BY d.id"
+            f" WHERE d.id IN ({_listed(batch)}){condition} ORDER BY d.id {lock}"
         )
-        found += [_message(at, row) for row in at.run(statement).fetchall()]
+        rows = at.run(statement, {"now": at.dialect.now}).fetchall()
+        found += [_message(at, row) for row in rows]
     return found
 
 
-def listed(at: ConnectedTables[SqlConnection], listing: Listing) -> list[WaitingMessage]:
-    """As Store says."""
-    queue, is_many = listing.queue.removesuffix("*"), listing.queue.endswith("*")
-    among = "d.queue >= %(queue)s AND d.queue < %(end)s" if is_many else "d.queue = %(queue)s"
+class Listed(NamedTuple):
+    """A message, and its place among those of its queue that are listed."""
+
+    held_until: Any
+    """As the driver has it."""
+    number: int
+    message: WaitingMessage
+
+
+def queues(at: ConnectedTables[SqlConnection], asked: str) -> list[str]:
+    """The queues in which anything waits that have this name, or where it ends with `*`, whose
+    names begin with it.
+    """
+    if not asked.endswith("*"):
+        return [asked]
+    begin = asked[:-1]
     # The range of names with a prefix ends where its last character is replaced by the next one.
-    end = queue[:-1] + chr(ord(queue[-1]) + 1) if is_many else ""
-    loaded = _LOADED if listing.with_bodies else _BODILESS
+    values = {"after": begin, "end": begin[:-1] + chr(ord(begin[-1]) + 1)}
     statement = (
-        f"SELECT {_columns(at, loaded)} FROM {at.dialect.waiting_name} AS d WHERE {among}"
-        f" AND d.set_aside = {'true' if listing.is_set_aside else 'false'}"
-        f" AND d.id > {listing.after:d} ORDER BY d.id LIMIT {listing.limit:d}"
+        f"SELECT d.queue FROM {at.dialect.waiting_name} AS d"
+        " WHERE d.queue > %(after)s AND d.queue < %(end)s ORDER BY d.queue LIMIT 1"
     )
-    values = {"queue": queue, "end": end} if is_many else {"queue": queue}
-    return [_message(at, row, loaded) for row in at.run(statement, values).fetchall()]
+    found = []
+    while row := at.run(statement, values).fetchone():
+        values["after"] = row[0]
+        found.append(row[0])
+    return found
+
+
+def page(
+    at: ConnectedTables[SqlConnection], queue: str, listing: Listing, after: Listed | None
+) -> list[Listed]:
+    """The next messages of a queue that are listed, in the order of an index: at most a page."""
+    loaded = _LOADED if listing.with_bodies else _BODILESS
+    most = min(listing.limit, _PAGE if listing.with_bodies else 10 * _PAGE)
+    beyond = (
+        ""
+        if after is None
+        else f" AND {at.dialect.after_in_order.format('%(held_until)s', after.number)}"
+    )
+    statement = (
+        f"SELECT {_columns(at, loaded)}, d.held_until FROM {at.dialect.waiting_name} AS d"
+        f" WHERE d.queue = %(queue)s AND d.set_aside = {listing.is_set_aside}{beyond}"
+        f" ORDER BY d.held_until, d.id LIMIT {most:d}"
+    )
+    values = {"queue": queue} if after is None else {"queue": queue, "held_until": after.held_until}
+    rows = at.run(statement, values).fetchall()
+    return [Listed(row[-1], row[0], _message(at, row[:-1], loaded)) for row in rows]
 
 
 def backlogs(at: ConnectedTables[SqlConnection]) -> Mapping[str, Backlog]:

@@ -1,0 +1,136 @@
+"""What waits is found by an index: the work does not grow with what waits besides."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+import pytest
+from tests.records import key_of
+
+from oncely.core.message import Message
+from oncely.core.record import Key
+from oncely.core.waiting import OUTBOX, WaitingMessage, lane_in, names_for, queue_named, retries_of
+from oncely.stores.open_store import open_store
+from oncely.stores.sql import SqlStore
+from oncely.stores.sql.sql_transaction import SqlTransaction
+
+_HOLD_S = 600.0
+_FEW, _MANY = 300, 20_000
+_TAKEN = 10
+_RETRIES = retries_of("billing")
+_QUEUE = queue_named("jobs")
+
+Work = Callable[[SqlTransaction], object]
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def store(request: pytest.FixtureRequest) -> Iterator[SqlStore]:
+    """A store in each kind of database, its table never analysed."""
+    store = open_store(request.getfixturevalue(f"{request.param}_ledger_url"))
+    assert isinstance(store, SqlStore)
+    with closing(store):
+        yield store
+
+
+def _effort(store: SqlStore, work: Work) -> int:
+    """How many rows and index entries a transaction reads; on SQLite, how many steps it takes."""
+    kind = store._engine.dialect.name
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    def measured(transaction: SqlTransaction) -> int:
+        if kind == "mysql":
+            before = _handler_reads(transaction)
+            work(transaction)
+            return _handler_reads(transaction) - before
+        if kind == "postgresql":
+            transaction.run("SELECT pg_stat_force_next_flush()")
+            work(transaction)
+            return 0
+        connection = transaction.link.connection.dbapi_connection
+        connection.set_progress_handler(count, 1)
+        work(transaction)
+        connection.set_progress_handler(None, 0)
+        return steps
+
+    before = _tuples_read(store) if kind == "postgresql" else 0
+    read = store.transaction(measured)  # type: ignore[arg-type]
+    return _tuples_read(store) - before if kind == "postgresql" else read
+
+
+def _handler_reads(transaction: SqlTransaction) -> int:
+    counts = transaction.run("SHOW SESSION STATUS LIKE 'Handler_read%%'").fetchall()
+    return sum(int(count) for _, count in counts)
+
+
+def _tuples_read(store: SqlStore) -> int:
+    def read(transaction: SqlTransaction) -> int:
+        statement = (
+            "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = {0})"
+            " + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = {0})"
+        ).format("'waiting_messages'")
+        return int(transaction.run(statement).fetchone()[0])
+
+    return store.transaction(read)  # type: ignore[arg-type]
+
+
+def _in_lane(queue: str, count: int) -> list[WaitingMessage]:
+    """Messages of one ordering key in a queue."""
+    names = names_for(count)
+    return [
+        WaitingMessage(
+            name,
+            "mail" if queue == OUTBOX else "",
+            Message(name, key="anna"),
+            Key("", "") if queue == _QUEUE else key_of(name),
+            queue=queue,
+            name=name,
+            lane=lane_in(queue, "anna"),
+        )
+        for name in names
+    ]
+
+
+def _apart(queue: str, count: int) -> list[WaitingMessage]:
+    """Messages of which none waits for another."""
+    return [
+        WaitingMessage(name, "", Message(name), key_of(name), queue=queue, name=name, lane=name)
+        for name in names_for(count)
+    ]
+
+
+def _take(queue: str) -> Callable[[SqlTransaction], Sequence[WaitingMessage]]:
+    alone = queue != OUTBOX
+    return lambda at: at.take(queue, _TAKEN, _HOLD_S, one_per_lane=alone)
+
+
+@pytest.mark.parametrize("queue", [_QUEUE, _RETRIES, OUTBOX], ids=["queue", "retries", "outbox"])
+def test_one_lane(store: SqlStore, queue: str) -> None:
+    """However many messages of one ordering key wait behind a held one, those of others are taken,
+    and then the next of the key, by the same work.
+    """
+    efforts = []
+    for count in (_FEW, _MANY - _FEW):
+        store.transaction(lambda at: at.keep(_in_lane(queue, count)))  # noqa: B023 - used here.
+        store.transaction(lambda at: at.keep(_apart(queue, 3 * _TAKEN)))
+        [head] = store.transaction(lambda at: at.take(queue, 1, _HOLD_S))
+        taken: list[WaitingMessage] = []
+        others = _effort(store, lambda at: taken.extend(_take(queue)(at)))  # noqa: B023 - as above.
+        assert len({each.name for each in taken}) == _TAKEN
+        assert not [each for each in taken if each.lane == head.lane]
+        rest = store.transaction(lambda at: at.take(queue, 9 * _TAKEN, _HOLD_S, one_per_lane=True))
+        assert len(rest) == 2 * _TAKEN
+        nothing = _effort(store, lambda at: taken.extend(_take(queue)(at)))  # noqa: B023 - as above.
+        asked = _effort(store, lambda at: at.lanes(queue, {head.lane, "none"}))  # noqa: B023
+        store.transaction(lambda at: at.remove_held([head, *taken, *rest]))  # noqa: B023
+        following: list[WaitingMessage] = []
+        next_one = _effort(store, lambda at: following.extend(_take(queue)(at)))  # noqa: B023
+        assert len(following) == (_TAKEN if queue == OUTBOX else 1)
+        assert {each.lane for each in following} == {head.lane}
+        assert min(each.number or 0 for each in following) == (head.number or 0) + 1
+        store.transaction(lambda at: at.remove_held(following))  # noqa: B023
+        efforts.append((others, nothing, asked, next_one))
+    few, many = efforts
+    assert [b <= 2 * a + 50 for a, b in zip(few, many, strict=True)] == [True] * 4, efforts
