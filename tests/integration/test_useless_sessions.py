@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 from tests.conditions import wait_until
+from tests.integration.callers import Place, django_connection
 from tests.integration.drivers import connect_mysql, connect_postgresql, engine_on, rows_of
 from tests.integration.test_unusual_servers import set_for_database
 from tests.records import deferred, granted
@@ -309,6 +310,31 @@ def _join(bank: Bank, message_id: str) -> None:
     with bank.engine.begin() as connection, bank.ledger.transaction(connection) as inbox:
         inbox.complete(granted(inbox.claim(Key("billing", message_id))))
         connection.execute(text(_INSERT.format(message_id)))
+
+
+@hows
+@pytest.mark.parametrize("bank", ["postgresql"], indirect=True)
+def test_django(bank: Bank, how: str) -> None:
+    """Django's own connection is a new one after an error."""
+    from django.db import transaction
+
+    def join(connection: Any) -> None:
+        with transaction.atomic(connection.alias), bank.ledger.transaction(connection) as inbox:
+            inbox.complete(granted(inbox.claim(Key("billing", "1"))))
+
+    place = Place(bank.kind, bank.url, bank.ledger, bank.engine)
+    with django_connection(place) as connection:
+        if how == "ended":
+            connection.ensure_connection()
+            _end(bank)
+        else:
+            with _read_only(bank):
+                connection.ensure_connection()
+        with pytest.raises(StoreUnavailable):
+            join(connection)
+        join(connection)
+    bank.engine.dispose()
+    assert bank.ledger.counts() == {("billing", State.COMPLETED): 1}
 
 
 def test_handler_that_meets_it(bank: Bank) -> None:

@@ -120,6 +120,10 @@ class _Django(JoinedConnection):
     def has_ended(self) -> bool:
         return bool(self._connection.needs_rollback or not self._connection.in_atomic_block)
 
+    def lose(self) -> None:
+        # Django would keep it: it looks for ended connections only, and after a request only.
+        self._connection.close()
+
 
 class _Bare(JoinedConnection):
     """The transaction of a driver's own connection."""
