@@ -35,11 +35,6 @@ def running_loop() -> asyncio.AbstractEventLoop:
     )
 
 
-async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    running_loop()
-    return await asyncio.to_thread(function, *args)
-
-
 def _giving_back(
     claim_many: Callable[Concatenate[Ledger, P], Sequence[ClaimOutcome]],
 ) -> Callable[Concatenate["AsyncLedger", P], Coroutine[Any, Any, Sequence[ClaimOutcome]]]:
@@ -56,7 +51,7 @@ def _giving_back(
             return claimed.result()
 
         try:
-            return await _in_thread(claim)
+            return await AsyncLedger.run(self, claim)
         except (asyncio.CancelledError, GeneratorExit):
             # At once where they are granted already, else by the thread that asks for them.
             claimed.add_done_callback(lambda done: self._group_commit.give_back(done.result()))
@@ -72,7 +67,7 @@ def _listed(
 
     @wraps(call)
     async def method(self: "AsyncLedger", /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-        for each in await _in_thread(lambda: [*call(self._ledger, *args, **kwargs)]):
+        for each in await self.run(lambda: [*call(self._ledger, *args, **kwargs)]):
             yield each
 
     return method
@@ -112,7 +107,8 @@ class AsyncLedger(AsyncCalls):
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
-        return await _in_thread(function, *args)
+        running_loop()
+        return await asyncio.to_thread(function, *args)
 
     async def pause(self, seconds: float) -> None:
         """Return after that many seconds."""
@@ -129,7 +125,7 @@ class AsyncLedger(AsyncCalls):
     ) -> AsyncIterator[Sequence[Record]]:
         """The records of a range that are wanted, page by page, for `async for`."""
         pages = self._ledger.read(keys, wanted)
-        while (page := await _in_thread(next, pages, None)) is not None:
+        while (page := await self.run(next, pages, None)) is not None:
             yield page
 
     scan = _listed(Ledger.scan)

@@ -70,10 +70,6 @@ class Run(NamedTuple):
     error: str | None = None
 
 
-SET_BACK = "set back"
-"""The action that a worker notes when it finds the ledger as it was earlier."""
-
-
 class AuditEntry(NamedTuple):
     """Something that a person changed, or has begun to change."""
 

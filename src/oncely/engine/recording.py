@@ -19,15 +19,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely._util.version import __version__
-from oncely.core.activity import (
-    BOUNDS_S,
-    PERIOD_S,
-    SET_BACK,
-    Activity,
-    AuditEntry,
-    Worker,
-    bucket_of,
-)
+from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, AuditEntry, Worker, bucket_of
 from oncely.core.commands import (
     Command,
     Complete,
@@ -52,6 +44,8 @@ _log = EventLog(__name__)
 
 BEAT_S = 10.0
 """How often a worker says that it is alive."""
+SET_BACK = "set back"
+"""The action in the audit that a worker notes when it finds the ledger as it was earlier."""
 _ROUNDS = 10
 _ADD_UP_S = BEAT_S / _ROUNDS
 """How often it adds up what was counted, which would take megabytes between two beats."""

@@ -7,11 +7,11 @@ from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 
-from oncely.core.activity import SET_BACK
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key
+from oncely.engine.recording import SET_BACK
 from oncely.ledger import Ledger
 from oncely.ops.activity import DAY_S, audit, runs, workers
 from oncely.ops.auditing import Note, audited
@@ -20,8 +20,6 @@ from oncely.ops.status import backlogs
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
-_MOST_ENTRIES = 1_000
-"""Among how many entries of the audit a note is looked for."""
 _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
 
@@ -161,7 +159,7 @@ def problems(
 
 def _set_back(ledger: Ledger) -> Iterator[str]:
     """What the last worker has noted that found the ledger as it was earlier, for a week."""
-    for each in audit(ledger, _MOST_ENTRIES):
+    for each in audit(ledger, 1_000):
         if each.action == SET_BACK and each.at > ledger.now() - 7 * DAY_S:
             yield (
                 f"The ledger was set back, by a restore or a failover: what was stored {each.why} "

@@ -98,9 +98,7 @@ class Intake(Channel):
         return self.line.ask(begin)
 
     def is_drained(self, *, may_get: bool) -> bool:
-        """Whether no message waits in the queue, and none is unacknowledged here. Raises
-        ChannelLost where the broker lets nobody get single messages from it.
-        """
+        """Whether no message waits in the queue, and none is unacknowledged here."""
         with self._looking:
             # The broker's count is late at times; only an empty basic.get is sure. If the count is
             # not 0, a basic.get would overtake messages that are on their way.

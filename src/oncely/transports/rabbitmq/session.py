@@ -12,7 +12,6 @@ from oncely.transports.rabbitmq.publishing import Publishing
 from oncely.transports.rabbitmq.topology import consumers, make_queue, waiting
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 
-_EXCLUSIVE = "in exclusive use"
 _RESOURCE_LOCKED = 405
 _TAKEN_BACK_S = 5.0
 _LOOK_S = 0.05
@@ -55,7 +54,7 @@ class Session:
         try:
             return self.intake(queue).is_drained(may_get=queue not in self._counted)
         except ChannelLost as lost:
-            if _EXCLUSIVE in lost.text:
+            if "in exclusive use" in lost.text:
                 return not waiting(self.consuming.line(), queue)
             if lost.code != _RESOURCE_LOCKED:
                 raise

@@ -51,10 +51,10 @@ def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings
     said = read_values(options, _KNOWN)
     if heartbeat_s := said.pop("heartbeat_s", None):
         parameters.heartbeat = max(1, round(heartbeat_s))
-    check_files(options)
     if files := {name: said.pop(name) for name in _FILES if name in said}:
         if not address.startswith("amqps:"):
             raise ConfigError(f'{", ".join(files)}: only with TLS; begin the URL with "amqps://"')
+        check_files(options)
         parameters.ssl_options = _ssl_options(files, parameters.host)
     return parameters, RabbitSettings(**said)
 
