@@ -27,6 +27,7 @@ _A_DAY = {
     "drifts": 10,
     "wrong clocks": 2,
     "isolation levels": 3,
+    "waiting plans": 6,
 }
 """How many of the tests with the mark `in_turn` and this name a run has."""
 
