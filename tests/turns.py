@@ -31,6 +31,7 @@ _A_DAY = {
     "locks": 4,
     "useless sessions": 6,
     "broken off": 8,
+    "waiting plans": 6,
 }
 """How many of the tests with the mark `in_turn` and this name a run has."""
 

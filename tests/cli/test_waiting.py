@@ -22,13 +22,15 @@ def overdue(at: OnFile, id_: str) -> None:
 
 
 def test_waiting(shop: Shop, at: OnFile, command: Command) -> None:
-    """A row for each: whose it is, its attempts, when it is due, and why it failed."""
+    """A row for each, in the order in which they are due: whose it is, its attempts, when it is
+    due, and why it failed.
+    """
     shop.wait(Message("a"), "10m", "no answer from postgresql://u:geheim@h \x1b[2J")
     shop.wait(Message("b"), "30m")
     overdue(at, "b")
     code, out, err = command("waiting")
     assert (code, err) == (0, "")
-    header, _, first, second = (re.split(r"  +", line.strip()) for line in out.splitlines())
+    header, _, second, first = (re.split(r"  +", line.strip()) for line in out.splitlines())
     assert header == ["consumer", "message id", "attempts", "due", "error"]
     assert first[:3] == ["shop", "a", "1"]
     assert first[3].startswith("in 9 min")

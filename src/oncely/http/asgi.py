@@ -65,8 +65,10 @@ class IdempotencyKey:
     ) -> None:
         with ExitStack() as stack:
             try:
-                body = self._requests.body(
-                    dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+                body = RequestBody(
+                    self._requests.max_body,
+                    self._requests.max_request_body,
+                    dict(scope["headers"]).get(b"content-length", b"").decode("latin-1"),
                 )
                 stack.callback(body.close)
                 if not await _read_into(body, receive):

@@ -64,7 +64,11 @@ class DjangoIdempotencyKey:
             request.oncely = RequestState(self._requests.ledger)
             return self._get_response(request)
         try:
-            body = self._requests.body(request.META.get("CONTENT_LENGTH"))
+            body = RequestBody(
+                self._requests.max_body,
+                self._requests.max_request_body,
+                request.META.get("CONTENT_LENGTH"),
+            )
             # Django may read it after this.
             finalize(request, body.close)
             _read_into(body, request)

@@ -27,7 +27,7 @@ from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.http import problems
 from oncely.http.answers import NEVER_REPLAYED, HttpAnswer, as_replay, to_replay
 from oncely.http.header_field import FIELD, read_key
-from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.http_request import HttpRequest
 from oncely.http.problems import Errors, Problem, Refused, problem_json
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import LateError, RequestWork
@@ -129,7 +129,9 @@ class KeyedRequests:
         )
         """While the store is away, and requests do not run for that reason."""
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
-        self._most = bytes_in(options.get("max_request_body", "10MiB"), "max_request_body")
+        self.max_request_body = bytes_in(
+            options.get("max_request_body", "10MiB"), "max_request_body"
+        )
         self._timeout_s = positive_seconds(
             options.get("timeout", "5s"), "timeout", 'refuse all; write "5s"'
         )
@@ -183,12 +185,6 @@ class KeyedRequests:
         if key is None and self._required:
             return self.told(problems.KEY_MISSING)
         return key
-
-    def body(self, declared: str | None) -> RequestBody:
-        """The body of a request with a key, to be read; `declared` is its Content-Length. Raises
-        Refused where that is too large.
-        """
-        return RequestBody(self.max_body, self._most, declared)
 
     def work(self, key: str, request: HttpRequest) -> RequestWork:
         """The work on `request`, which has that key. Raises Refused where it may not run, and

@@ -54,7 +54,11 @@ class WsgiIdempotencyKey:
             return self._app(environ, start_response)
         with ExitStack() as stack:
             try:
-                body = self._requests.body(environ.get("CONTENT_LENGTH"))
+                body = RequestBody(
+                    self._requests.max_body,
+                    self._requests.max_request_body,
+                    environ.get("CONTENT_LENGTH"),
+                )
                 stack.callback(body.close)
                 for piece in pieces_in(environ):
                     body.write(piece)

@@ -395,6 +395,8 @@ class Dialect(ABC):
         renewed = ", ".join(f"{name} = excluded.{name}" for name in names)
         return f"ON CONFLICT (message_id, provider, name) DO UPDATE SET {renewed}"
 
+    limit: ClassVar[str] = "LIMIT {0:d}"
+    """How a query ends that reads an index in its order, and not all rows to sort them."""
     after_in_order: ClassVar[str] = "(d.held_until, d.id) > ({0}, {1})"
     """The condition that a row of `d` comes after a place in the order `d.held_until, d.id`, read
     from the index that has that order.

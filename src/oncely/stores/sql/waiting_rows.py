@@ -162,7 +162,7 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
         # The time is read once, in a subquery: an index does not help for a clock that moves.
         f" AND d.held_until <= (SELECT {dialect.moment})"
         # Others free other messages at the same time.
-        f" ORDER BY d.held_until, d.id LIMIT {most:d} {dialect.skip_locked}",
+        f" ORDER BY d.held_until, d.id {dialect.limit.format(most)} {dialect.skip_locked}",
         {"queue": queue, "now": dialect.now},
     ).fetchall()
     if due:
@@ -249,7 +249,7 @@ def _locked(
         there, is_open = f"{these} AND {is_open}", "true"
     statement = (
         f"SELECT {_columns(at)}, {is_open} FROM {name} AS d WHERE {there}"
-        f" ORDER BY d.held_until, d.id LIMIT {limit:d} {dialect.skip_locked}"
+        f" ORDER BY d.held_until, d.id {dialect.limit.format(limit)} {dialect.skip_locked}"
     )
     found = []
     for row in at.run(statement, {"queue": queue}).fetchall():
@@ -444,7 +444,7 @@ def page(
     statement = (
         f"SELECT {_columns(at, loaded)}, d.held_until FROM {at.dialect.waiting_name} AS d"
         f" WHERE d.queue = %(queue)s AND d.set_aside = {listing.is_set_aside}{beyond}"
-        f" ORDER BY d.held_until, d.id LIMIT {most:d}"
+        f" ORDER BY d.held_until, d.id {at.dialect.limit.format(most)}"
     )
     values = {"queue": queue} if after is None else {"queue": queue, "held_until": after.held_until}
     rows = at.run(statement, values).fetchall()
