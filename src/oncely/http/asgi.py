@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from contextlib import ExitStack
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
@@ -58,36 +57,37 @@ class IdempotencyKey:
             state = RequestState(self._requests.ledger)
             await self._app(_with_state(scope, state), receive, send)
         else:
-            await self._keyed(key, fields, scope, receive, send)
+            try:
+                await self._keyed(key, fields, scope, receive, send)
+            except Refused as refused:
+                await send_whole(send, self._requests.told(refused.problem))
 
     async def _keyed(
         self, key: str, fields: list[tuple[str, str]], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        with ExitStack() as stack:
-            try:
-                body = RequestBody(
-                    self._requests.max_body,
-                    self._requests.max_request_body,
-                    dict(scope["headers"]).get(b"content-length", b"").decode("latin-1"),
-                )
-                stack.callback(body.close)
-                if not await _read_into(body, receive):
-                    return  # The client disconnected before its request was complete.
-                body.check_whole()
-                request = _request(scope, fields, body)
-                if self._requests.asks or body.length > _QUICK:
-                    # A user's function may wait, and a mebibyte of JSON takes half a second.
-                    work = await asyncio.to_thread(self._requests.work, key, request)
-                else:
-                    work = self._requests.work(key, request)
-            except Refused as refused:
-                await send_whole(send, self._requests.told(refused.problem))
-                return
-            state = RequestState(self._requests.ledger, work, key)
-            inner = _with_state(scope, state)
+        """Handle a request with a key. Raises Refused where it may not run."""
+        body = RequestBody(
+            self._requests.max_body,
+            self._requests.max_request_body,
+            dict(scope["headers"]).get(b"content-length", b"").decode("latin-1"),
+        )
+        try:
+            if not await _read_into(body, receive):
+                body.close()
+                return  # The client disconnected before its request was complete.
+            body.check_whole()
+            request = _request(scope, fields, body)
+            if self._requests.asks or body.length > _QUICK:
+                # A user's function may wait, and a mebibyte of JSON takes half a second.
+                work = await asyncio.to_thread(self._requests.work, key, request)
+            else:
+                work = self._requests.work(key, request)
+            inner = _with_state(scope, RequestState(self._requests.ledger, work, key))
             running = _Running(self._app, work, inner, body, send)
             task = asyncio.ensure_future(running.run(self._calls))
-            stack.pop_all()
+        except BaseException:
+            body.close()
+            raise
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: body.close())

@@ -41,6 +41,7 @@ _log = EventLog(__name__)
 Keep = Callable[[HttpAnswer], HttpAnswer | None]
 Restore = Callable[[HttpAnswer], HttpAnswer]
 
+_FIELD = FIELD.lower()
 _LEASE = "30s"
 _THREADS = 64
 """How many requests of sync applications may wait for the ledger at a time."""
@@ -177,7 +178,7 @@ class KeyedRequests:
         """
         if method not in self._methods:
             return None
-        values = [value for name, value in fields if name.lower() == FIELD.lower()]
+        values = [value for name, value in fields if name.lower() == _FIELD]
         try:
             key = read_key(values, takes_bare=self._takes_bare)
         except MessageError as error:
@@ -214,8 +215,8 @@ class KeyedRequests:
         for a request without credentials.
         """
         if self._scope is None:
-            found = [pair for pair in request.fields if pair[0].lower() in self._credentials]
-            return digest(*(value for _, value in found)) if found else ""
+            shown = [value for name, value in request.fields if name.lower() in self._credentials]
+            return digest(*shown) if shown else ""
         try:
             scope = id_of_key(self._scope(request))
         except MessageError as error:
