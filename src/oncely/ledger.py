@@ -318,8 +318,8 @@ class Ledger(Calls):
         return self.mailbox.discard_dead(_numbers(ids))
 
     def waiting(self, consumer: str | None = None, limit: int = 100) -> Iterator[WaitingMessage]:
-        """At most `limit` messages that wait for a retry, of one consumer or of all: each with
-        `key`, `message`, `due`, `attempts` and `error`.
+        """At most `limit` messages that wait for a retry, of one consumer or of all, those that can
+        be taken first: each with `key`, `message`, `due`, `attempts` and `error`.
         """
         queue = retries_of("*" if consumer is None else consumer)
         return self.mailbox.listed(queue, _limit(limit))

@@ -201,10 +201,10 @@ def test_other_content_behind(queue: Queue, ledger: Ledger) -> None:
         wait_until(lambda: queue.is_drained("in"))
         consumer.stop()
         running.result()
-    assert [(each.id, each.message.body) for each in ledger.waiting()] == [
+    assert {(each.id, each.message.body) for each in ledger.waiting()} == {
         ("m1", b"{}"),
         ("m2", b"{}"),
-    ]
+    }
     [letter] = ledger.dead()
     assert (letter.message.body, letter.reason) == (
         b"[]",
