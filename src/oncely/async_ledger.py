@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -27,12 +26,13 @@ P = ParamSpec("P")
 
 def running_loop() -> asyncio.AbstractEventLoop:
     """The loop that runs in this thread. Raises ConfigError where none does, as under trio."""
-    with suppress(RuntimeError):
+    try:
         return asyncio.get_running_loop()
-    raise ConfigError(
-        "async: no event loop of asyncio runs here; write asyncio.run(main()), or under trio call "
-        "one that is not async: await trio.to_thread.run_sync(function)"
-    )
+    except RuntimeError:
+        raise ConfigError(
+            "async: no event loop of asyncio runs here; write asyncio.run(main()), or under trio "
+            "call one that is not async: await trio.to_thread.run_sync(function)"
+        ) from None
 
 
 def _giving_back(

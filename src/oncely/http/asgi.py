@@ -109,6 +109,7 @@ class _Running:
         self._is_gone = False
         """Whether the client has disconnected."""
         self._start: Event = {}
+        self._headers: list[tuple[bytes, bytes]] = []
         self._held = bytearray()
         """What is held back of the body."""
         self._passes: str | None = None
@@ -201,6 +202,8 @@ class _Running:
             if self._start:
                 raise RuntimeError("the application has started its response twice")
             self._start = event
+            headers = event.get("headers", ())
+            self._headers = [(bytes(name), bytes(value)) for name, value in headers]
             self._passes = "it has trailers" if event.get("trailers") else None
         elif event["type"] == "http.response.body":
             await self._take_body(event.get("body", b""), more=event.get("more_body", False))
@@ -243,10 +246,6 @@ class _Running:
         if self._passes is None:
             self._passes = "it is streamed"
             self._late = asyncio.ensure_future(self._pass_on())
-
-    @property
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        return [(bytes(name), bytes(value)) for name, value in self._start.get("headers", ())]
 
     async def _pass_on(self) -> None:
         async with self._passing:
