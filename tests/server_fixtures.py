@@ -327,6 +327,8 @@ _DISCONNECT = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid()"
 )
+_PATIENCE = "-c statement_timeout=60s"
+"""A session that was ended may hold its locks for a while; what takes longer is dropped."""
 # What is made after initdb has a number from there on.
 _LEFT = """
     SELECT 1 FROM pg_class WHERE oid >= 16384
@@ -349,7 +351,7 @@ def _postgresql_is_empty_again(url: str) -> bool:
     import psycopg
 
     try:
-        with closing(psycopg.connect(url, autocommit=True)) as connection:
+        with closing(psycopg.connect(url, autocommit=True, options=_PATIENCE)) as connection:
             connection.execute(_DISCONNECT)
             _postgresql_drop_tables(connection, _postgresql_tables(connection))
             return connection.execute(_LEFT).fetchone() is None
@@ -364,15 +366,18 @@ def _postgresql_is_migrated_again(url: str) -> bool:
     import psycopg
     from psycopg import sql
 
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        connection.execute(_DISCONNECT)
-        tables = _postgresql_tables(connection)
-        if not tables >= {*_LEDGER_TABLES, _VERSION_TABLE}:
-            return False
-        _postgresql_drop_tables(connection, tables - _LEDGER_TABLES - {_VERSION_TABLE})
-        names = sql.SQL(", ").join(map(sql.Identifier, _LEDGER_TABLES))
-        connection.execute(sql.SQL("TRUNCATE {}").format(names))
-        return True
+    try:
+        with closing(psycopg.connect(url, autocommit=True, options=_PATIENCE)) as connection:
+            connection.execute(_DISCONNECT)
+            tables = _postgresql_tables(connection)
+            if not tables >= {*_LEDGER_TABLES, _VERSION_TABLE}:
+                return False
+            _postgresql_drop_tables(connection, tables - _LEDGER_TABLES - {_VERSION_TABLE})
+            names = sql.SQL(", ").join(map(sql.Identifier, _LEDGER_TABLES))
+            connection.execute(sql.SQL("TRUNCATE {}").format(names))
+            return True
+    except psycopg.errors.QueryCanceled:
+        return False
 
 
 def _postgresql_tables(connection: "PostgresqlConnection") -> set[str]:
