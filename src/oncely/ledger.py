@@ -152,7 +152,10 @@ class Ledger(Calls):
 
     def now(self) -> float:
         """The store's clock, seconds since 1970."""
-        # A heartbeat asks, too, and does not wait for the connections of other calls.
+        return self._store.load(()).now
+
+    def now_beside(self) -> float:
+        """The same, without waiting for the connections of other calls: for a heartbeat."""
         return self._store.beside().load(()).now
 
     def find(self, key: Key) -> Record | None:

@@ -137,7 +137,7 @@ class Heartbeat:
         if self._lease_s is None or not self._held:
             return False
         try:
-            self._ahead_s = self._ledger.now() - self._clock()
+            self._ahead_s = self._ledger.now_beside() - self._clock()
         except Exception:  # noqa: BLE001 - the next beat tells what is wrong.
             return False
         jump_s = 0.0 if former is None else self._ahead_s - former
