@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from oncely.core.destination import (
 from oncely.core.errors import (
     ConfigError,
     ContentionError,
+    KeysLocked,
     MessageError,
     PublishRefused,
     StoreError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from oncely.stores.sql.sql_store import SqlStore
 
 
+_LOCKED_TRIES = 4
 _CLOSING_S = 5.0
 """How long `close` waits for calls in other threads, which may wait for the database."""
 
@@ -161,6 +163,11 @@ class StoreTransport:
                     _reject(transaction, row, verdict.reason)
             return done + len(still)
 
+        # Receivers on a busy MariaDB lock the first message of each lane for a moment, also one
+        # that is held: who acknowledges it had to wait for over a second.
+        for _ in range(_LOCKED_TRIES - 1):
+            with suppress(KeysLocked):
+                return self._store.transaction(work)
         return self._store.transaction(work)
 
     def publish(
