@@ -72,6 +72,7 @@ class DjangoIdempotencyKey:
             # Django may read it after this.
             finalize(request, body.close)
             _read_into(body, request)
+            body.check_whole()
             work = self._work_of(key, request, fields, body)
         except Refused as refused:
             return self._answered(_response(self._requests.told(refused.problem)))
@@ -166,7 +167,6 @@ def _read_into(body: RequestBody, request: Any) -> None:
             body.write(piece)
     except UnreadablePostError:
         raise Refused(INCOMPLETE) from None
-    body.check_whole()
     request._stream.close()
     request._stream, request._read_started = body.file, False
 

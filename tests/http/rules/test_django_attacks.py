@@ -145,6 +145,19 @@ def test_a_body_that_was_read_before_is_a_mistake(
     assert states(ledger) == []
 
 
+def test_a_body_that_was_cut_off_and_read_before(
+    site: DjangoSite, ledger: Ledger, chain: Callable[[Any], list[str]]
+) -> None:
+    """It is as incomplete where a middleware around this one has read it first."""
+
+    def noting(get_response: Any) -> Any:
+        return lambda request: get_response(request) if request.body else None
+
+    asked = site(lambda request: HttpResponse(), MIDDLEWARE=chain(noting))
+    assert asked(body=b"123", fields=[("Content-Length", "5")]).status == 400
+    assert states(ledger) == []
+
+
 def test_a_body_can_be_read_after_the_answer(
     site: DjangoSite, chain: Callable[[Any], list[str]]
 ) -> None:
