@@ -56,23 +56,18 @@ def _effort(store: SqlStore, work: Work) -> int:
         steps += 1
 
     def measured(transaction: SqlTransaction) -> int:
-        if kind == "mysql":
-            before = _handler_reads(transaction)
+        if kind != "sqlite":
+            reads = _handler_reads if kind == "mysql" else _tuples_read
+            before = reads(transaction)
             work(transaction)
-            return _handler_reads(transaction) - before
-        if kind == "postgresql":
-            transaction.run("SELECT pg_stat_force_next_flush()")
-            work(transaction)
-            return 0
+            return reads(transaction) - before
         connection = transaction.link.connection.dbapi_connection
         connection.set_progress_handler(count, 1)
         work(transaction)
         connection.set_progress_handler(None, 0)
         return steps
 
-    before = _tuples_read(store) if kind == "postgresql" else 0
-    read = _done(store, measured)
-    return _tuples_read(store) - before if kind == "postgresql" else read
+    return _done(store, measured)
 
 
 def _handler_reads(transaction: SqlTransaction) -> int:
@@ -80,15 +75,13 @@ def _handler_reads(transaction: SqlTransaction) -> int:
     return sum(int(count) for _, count in counts)
 
 
-def _tuples_read(store: SqlStore) -> int:
-    def read(transaction: SqlTransaction) -> int:
-        statement = (
-            "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = {0})"
-            " + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = {0})"
-        ).format("'waiting_messages'")
-        return int(transaction.run(statement).fetchone()[0])
-
-    return _done(store, read)
+def _tuples_read(transaction: SqlTransaction) -> int:
+    """What this session has read: the server adds what others have read when it pleases."""
+    statement = (
+        "SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class WHERE oid = {0}"
+        " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = {0})"
+    ).format("'waiting_messages'::regclass")
+    return int(transaction.run(statement).fetchone()[0])
 
 
 def _in_lane(queue: str, count: int) -> list[WaitingMessage]:
@@ -208,4 +201,4 @@ def test_pages(store: SqlStore, is_analysed: bool) -> None:
         found = [each.number or 0 for each in store.listed(_LETTERS._replace(limit=10_000_000))]
         assert found == sorted({*found})
         assert len(found) == count + (_FEW if count == _MANY else 0)
-    assert max(efforts[2:]) <= 2 * max(efforts[:2]) + 50, efforts
+    assert 0 < max(efforts[2:]) <= 2 * max(efforts[:2]) + 50, efforts
