@@ -7,7 +7,7 @@ from tests.forwarding import ForwardingStore
 
 from oncely.stores.store import Store
 
-_WRITES = ("insert", "swap", "transaction", "keep_retention")
+_WRITES = ("insert", "update", "delete", "transaction", "keep_retention")
 _READS = ("horizons", "load")
 
 

@@ -1,14 +1,16 @@
 """Helpers for tests of stores: records, waiting messages, and single calls in transactions."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
+from oncely.core.cases import cases_of
+from oncely.core.change import FIELDS, Change, Fields
 from oncely.core.commands import Granted, Outcome
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.ledger import Ledger
-from oncely.stores.store import Backlog, Store
+from oncely.stores.store import Backlog, Records, Store
 
 
 def key_of(message_id: str) -> Key:
@@ -55,6 +57,40 @@ def granted(outcome: Outcome) -> Claim:
     if isinstance(outcome, Granted):
         return outcome.claim
     raise AssertionError(f"not granted: {outcome}")
+
+
+class Swap(NamedTuple):
+    """A record as it is believed to be stored, and as it is to be; None where it is removed."""
+
+    old: Record
+    new: Record | None
+
+
+def insert(
+    at: Records, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
+) -> set[Key]:
+    """Insert these where none is there, their leases counted from now; the keys of those that are
+    written.
+    """
+    rows = [
+        (each.key, None, _whole(each, without=("exhausted", "duplicates", "result")))
+        for each in records
+    ]
+    return {key for case in cases_of(rows) for key in at.insert(case, believed)}
+
+
+def swap(at: Records, swaps: Sequence[Swap]) -> set[Key]:
+    """Write each new record over the old one; the keys of those that are written."""
+    changes = [(old.key, old.version, _whole(new)) for old, new in swaps if new is not None]
+    written = {key for case in cases_of(changes) for key in at.update(case)}
+    return written | at.delete([(old.key, old.version) for old, new in swaps if new is None])
+
+
+def _whole(record: Record, without: Collection[str] = ()) -> Change:
+    """A change of all fields but these."""
+    names = {name: "lease_until" if name == "lease_s" else name for name in FIELDS}
+    values = {name: getattr(record, of) for name, of in names.items() if name not in without}
+    return Change(record.version, cast(Fields, values))
 
 
 class Doing:

@@ -8,14 +8,14 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oncely._util import clock
-from oncely.core.commands import ClaimOutcome, Outcome
+from oncely.core.commands import ClaimOutcome, Command, Outcome
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
 from oncely.engine.inline_calls import InlineCalls
 from oncely.engine.mailbox import LedgerMailbox
-from oncely.engine.request import Request, to_give_back
+from oncely.engine.request import to_give_back
 from oncely.engine.transaction import JoinedTransaction
 from oncely.ledger import Ledger
 from oncely.stores.store import KeyRange, Wanted
@@ -96,8 +96,8 @@ class AsyncLedger(AsyncCalls):
         """The messages that wait. Its calls block: hand them to `run`."""
         return self._ledger.mailbox
 
-    async def _settle_one(self, request: Request) -> Outcome:
-        call = _tasks_here(self._group_commit).call(request)
+    async def _settle_one(self, command: Command) -> Outcome:
+        call = _tasks_here(self._group_commit).call(command)
         try:
             await call.future
         except (asyncio.CancelledError, GeneratorExit):
@@ -166,8 +166,8 @@ class SteadyLedger(AsyncLedger):
     back.
     """
 
-    async def _settle_one(self, request: Request) -> Outcome:
-        call, stop = await self._to_the_end(request)
+    async def _settle_one(self, command: Command) -> Outcome:
+        call, stop = await self._to_the_end(command)
         if stop is None:
             return call.value()
         if not isinstance(call.result, Exception) and (undo := to_give_back(call.result)):
@@ -194,9 +194,9 @@ class SteadyLedger(AsyncLedger):
         return done.result()
 
     async def _to_the_end(
-        self, request: Request
+        self, command: Command
     ) -> tuple["_TaskCall", asyncio.CancelledError | None]:
-        call = _tasks_here(self._group_commit).call(request)
+        call = _tasks_here(self._group_commit).call(command)
         stop = None
         while call.phase is not CallPhase.DONE:
             try:
@@ -210,13 +210,13 @@ class SteadyLedger(AsyncLedger):
         return call, stop
 
 
-class _TaskCall(Call[Request, Outcome]):
+class _TaskCall(Call[Command, Outcome]):
     """A call for which a task waits."""
 
     __slots__ = ("_tasks", "future")
 
-    def __init__(self, request: Request, future: "asyncio.Future[None]", tasks: "_Tasks") -> None:
-        super().__init__(request)
+    def __init__(self, command: Command, future: "asyncio.Future[None]", tasks: "_Tasks") -> None:
+        super().__init__(command)
         self.future = future
         self._tasks = tasks
 
@@ -228,18 +228,18 @@ class _Tasks:
     """The tasks of one event loop: their calls go to the batcher together, and return together."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, batcher: GroupCommit[Request, Outcome]
+        self, loop: asyncio.AbstractEventLoop, batcher: GroupCommit[Command, Outcome]
     ) -> None:
         self.loop = loop
         self._group_commit = batcher
         self._calls: list[_TaskCall] = []
         self._watches = False
 
-    def call(self, request: Request) -> _TaskCall:
+    def call(self, command: Command) -> _TaskCall:
         if not self._calls:
             # After all tasks that can run now have had their turn.
             self.loop.call_soon(self._hand_over)
-        call = _TaskCall(request, self.loop.create_future(), self)
+        call = _TaskCall(command, self.loop.create_future(), self)
         self._calls.append(call)
         return call
 
@@ -270,7 +270,7 @@ def _wake(calls: Sequence[_TaskCall]) -> None:
             call.future.set_result(None)
 
 
-def _tasks_here(batcher: GroupCommit[Request, Outcome]) -> _Tasks:
+def _tasks_here(batcher: GroupCommit[Command, Outcome]) -> _Tasks:
     """The tasks of this thread's event loop, for every AsyncLedger over one ledger."""
     loop = running_loop()
     tasks: _Tasks | None = getattr(batcher.here, "tasks", None)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from oncely._util.event_log import EventLog
-from oncely.core.commands import Forget, Happened, Outcome, Reset, Written
+from oncely.core.commands import Command, Forget, Happened, Outcome, Reset, Written
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, describe, storable
 from oncely.core.ids import check_ids
@@ -17,19 +17,18 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of, retry_name
-from oncely.engine.alike_requests import to_extend
 from oncely.engine.calls import Calls
 from oncely.engine.group_commit import GroupCommit
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.recording import Recorder
-from oncely.engine.request import Request, raise_if_refused, to_give_back
+from oncely.engine.request import raise_if_refused, to_extend, to_give_back
 from oncely.engine.settle import LedgerObserver, Settler
 from oncely.engine.transaction import Inbox, JoinedTransaction
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import open_store
 from oncely.stores.store import (
-    Change,
+    Believed,
     Horizons,
     KeyRange,
     Look,
@@ -79,7 +78,9 @@ class Ledger(Calls):
         """Counts what this process does with the ledger, and tells operators and metrics."""
         self._settler = Settler(store, self.recorder)
         settle, settle_each = self._settler.settle, self._settler.settle_each
-        self._group_commit = GroupCommit(settle, settle_each, to_give_back, store.batches_at_once)
+        self._group_commit: GroupCommit[Command, Outcome] = GroupCommit(
+            settle, settle_each, to_give_back, store.batches_at_once
+        )
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 
@@ -91,19 +92,19 @@ class Ledger(Calls):
             self._kept.setdefault(name, make())
         return cast(Kept, self._kept[name])
 
-    def _settle_one(self, request: Request) -> Outcome:
-        return self._group_commit.call(request)
+    def _settle_one(self, command: Command) -> Outcome:
+        return self._group_commit.call(command)
 
-    def _settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
-        return self._settler.settle_each(requests)
+    def _settle_each(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
+        return self._settler.settle_each(commands)
 
-    def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
-        return self._settler.settle(requests)
+    def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        return self._settler.settle(commands)
 
     def _settle_in(
-        self, transaction: Transaction, requests: Sequence[Request]
+        self, transaction: Transaction, commands: Sequence[Command]
     ) -> Sequence[Outcome]:
-        return Settler(transaction, self.recorder).settle(requests)
+        return Settler(transaction, self.recorder).settle(commands)
 
     def _transact(self, work: Callable[[Transaction], T]) -> T:
         return self._store.transaction(work)
@@ -258,8 +259,7 @@ class Ledger(Calls):
         RefusedError for any other record, and where a `fence` is named that is not its newest.
         """
         self._operate(
-            key,
-            Reset(describe(by), describe(why), fence=fence),
+            Reset(key, describe(by), describe(why), fence=fence),
             "only a record that has failed or is in doubt can be reset",
         )
 
@@ -272,8 +272,7 @@ class Ledger(Calls):
         `fence` is named that is not its newest.
         """
         self._operate(
-            key,
-            Happened(describe(by), describe(why), fence),
+            Happened(key, describe(by), describe(why), fence),
             "only a record in doubt can be completed by hand",
         )
 
@@ -286,7 +285,7 @@ class Ledger(Calls):
         refusal = "a record with a live claim cannot be forgotten"
         if found is not None:
             refusal += ", nor one that has changed since it was found"
-        self._operate(key, Forget(None if found is None else found.version), refusal)
+        self._operate(Forget(key, None if found is None else found.version), refusal)
 
     def dead(self, consumer: str | None = None, limit: int = 100) -> Iterator[DeadLetter]:
         """At most `limit` dead letters, of one consumer or of all, in the order in which they came.
@@ -401,14 +400,12 @@ class Ledger(Calls):
         Never those in processing or handled, nor those with deferred messages waiting. Their
         steps stay until `purge_steps`.
         """
-        gone = [Change(record, None) for record in found if record.state in PURGEABLE]
+        gone = [record for record in found if record.state in PURGEABLE]
 
         def purge(transaction: Transaction) -> set[Key]:
-            waiting = {
-                message.parent for message in transaction.waiting({old.key for old, _ in gone})
-            }
-            purged = transaction.swap([change for change in gone if change.old.key not in waiting])
-            transaction.forget_until(_just_after(old for old, _ in gone if old.key in purged))
+            waiting = {each.parent for each in transaction.waiting({old.key for old in gone})}
+            purged = transaction.delete([_believed(old) for old in gone if old.key not in waiting])
+            transaction.forget_until(_just_after(old for old in gone if old.key in purged))
             return purged
 
         if self.can_defer:
@@ -416,8 +413,8 @@ class Ledger(Calls):
         else:
             # The horizon first: a message whose record stays may be refused as too old, but one
             # whose record is gone is never granted.
-            self._store.forget_until(_just_after(old for old, _ in gone))
-            purged = self._store.swap(gone)
+            self._store.forget_until(_just_after(gone))
+            purged = self._store.delete([_believed(old) for old in gone])
         for consumer, count in Counter(key.consumer for key in purged).items():
             self.recorder.purged(consumer, count)
         return purged
@@ -470,22 +467,22 @@ class Ledger(Calls):
         self.recorder.close()
         self._store.close()
 
-    def _operate(self, key: Key, command: Reset | Happened | Forget, refusal: str) -> None:
-        request = Request(check_key(key), command)
+    def _operate(self, command: Reset | Happened | Forget, refusal: str) -> None:
+        check_key(command.key)
         if self.can_defer:
-            outcome = self._transact(lambda transaction: self._operate_in(transaction, request))
+            outcome = self._transact(lambda transaction: self._operate_in(transaction, command))
         else:
-            [outcome] = self._settler.settle([request])
-        raise_if_refused(key, outcome, refusal)
+            [outcome] = self._settler.settle([command])
+        raise_if_refused(command.key, outcome, refusal)
 
-    def _operate_in(self, transaction: Transaction, request: Request) -> Outcome:
-        [outcome] = self._settle_in(transaction, [request])
+    def _operate_in(self, transaction: Transaction, command: Command) -> Outcome:
+        [outcome] = self._settle_in(transaction, [command])
         if not isinstance(outcome, Written):
             return outcome
-        waiting = transaction.waiting([request.key])
-        match request.command:
+        waiting = transaction.waiting([command.key])
+        match command:
             case Forget():
-                transaction.forget_steps(request.key)
+                transaction.forget_steps(command.key)
                 # A message that waits for its retry stays: it may be the only copy.
                 transaction.remove([each for each in waiting if each.queue == OUTBOX])
             case Happened():
@@ -521,6 +518,10 @@ def checked_ledger(ledger: object, user: str = "ledger") -> Ledger:
         kind = type(ledger).__name__
         raise ConfigError(f"{user}: {kind} is not a Ledger; write open_ledger(...)")
     return ledger
+
+
+def _believed(record: Record) -> Believed:
+    return record.key, record.version
 
 
 def _just_after(records: Iterable[Record]) -> Horizons:

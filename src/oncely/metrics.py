@@ -14,6 +14,7 @@ from oncely._util.outage import Outage
 from oncely.core.commands import (
     Ask,
     Busy,
+    Command,
     Complete,
     Duplicate,
     Exhausted,
@@ -31,7 +32,6 @@ from oncely.core.commands import (
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, name_of_queue
-from oncely.engine.request import Request
 from oncely.ledger import Ledger
 from oncely.stores.store import Backlog
 
@@ -177,14 +177,14 @@ class Metrics:
 
     @harmless
     def settled(
-        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
+        self, commands: Sequence[Command], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
         """Requests went to the store together; each has its outcome or its error."""
-        self._batch_size.observe(len(requests))
+        self._batch_size.observe(len(commands))
         answers = Counted(
-            (request.key.consumer, _NAMES.get(type(result)))
-            for request, result in zip(requests, results, strict=True)
-            if isinstance(request.command, Ask)
+            (command.key.consumer, _NAMES.get(type(result)))
+            for command, result in zip(commands, results, strict=True)
+            if isinstance(command, Ask)
         )
         for (consumer, answer), count in answers.items():
             if answer is None:
@@ -198,19 +198,19 @@ class Metrics:
         for result in results:
             if isinstance(result, Granted) and result.claim.takes_over:
                 self._takeovers.labels(result.claim.key.consumer).inc()
-        for request, result in zip(requests, results, strict=True):
+        for command, result in zip(commands, results, strict=True):
             if isinstance(result, Written) and not result.is_repeated:
-                self._written(request, result)
+                self._written(command)
 
-    def _written(self, request: Request, result: Written) -> None:
+    def _written(self, command: Command) -> None:
         """Count how a message has ended, if this was its end."""
-        consumer, record = request.key.consumer, result.record
-        match request.command:
-            case Complete() | Finish() if record and record.state is State.COMPLETED:
+        consumer = command.key.consumer
+        match command:
+            case Complete() | Finish():
                 self._completed.labels(consumer).inc()
-            case Fail() if record:
+            case Fail(final=final):
                 self._failed.labels(consumer).inc()
-                self._exhausted.labels(consumer).inc(int(record.exhausted))
+                self._exhausted.labels(consumer).inc(int(final))
 
     @harmless
     def untracked(self, consumer: str) -> None:

@@ -12,7 +12,7 @@ from oncely.core.commands import Granted
 from oncely.core.errors import ConfigError, FencedError, RefusedError, StoreError
 from oncely.core.ids import Id
 from oncely.core.policy import at_most_once
-from oncely.core.record import Claim, Key
+from oncely.core.record import Key, claim_of
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger, checked_ledger
 
@@ -93,9 +93,9 @@ class ProcessedMessageRepository:
                 raise FencedError("there is no record")
             # Another process may have begun the record: a claim is made of the record itself.
             if error_message is None:
-                self._calls.complete(Claim(record))
+                self._calls.complete(claim_of(record))
             else:
-                self._calls.fail(Claim(record), error_message)
+                self._calls.fail(claim_of(record), error_message)
         except FencedError:
             _log.warning(
                 "message '%(message_id)s' of '%(consumer)s' could not be marked: it is not being "

@@ -17,9 +17,8 @@ from oncely.core.commands import (
 from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, birth_of
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import new_token, to_claim
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.engine.request import new_token
 from oncely.ledger import Ledger
 from oncely.testing.tools import AdvancingClock, at_once
 
@@ -314,7 +313,7 @@ class ClaimStatements:
         calls = InlineCalls(ledger)
         for _ in range(rounds):
             claims = [granted(outcome) for outcome in run_inline(calls.settle(asked))]
-            assert [claim.record.birth for claim in claims] == tokens
+            assert [claim.birth for claim in claims] == tokens
             assert {(claim.fence, claim.attempts) for claim in claims} == {(1, 1)}
         assert _kinds(ledger.extend_many(claims, "90s")) == ["Written"] * 100
         ledger.release(claims[42])

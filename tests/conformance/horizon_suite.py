@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 from tests.meddling import MeddlingStore
-from tests.records import fresh, granted
+from tests.records import fresh, granted, insert
 
 from oncely.core.commands import Duplicate, Granted, TooOld
 from oncely.core.policy import Policy
@@ -25,7 +25,7 @@ class HorizonStatements:
 
     def test_no_horizon(self, store: Store) -> None:
         """A store that has removed nothing has no horizons."""
-        store.insert([_new(_KEY)])
+        insert(store, [_new(_KEY)])
         assert store.purge(Query(older_than_s=0.0), PURGEABLE) == 0
         assert store.horizons({"billing", "mailing"}) == {}
         assert store.horizons(()) == {}
@@ -35,8 +35,8 @@ class HorizonStatements:
         which it purges; other horizons stay.
         """
         for consumer in ("billing", "mailing", "billing "):
-            store.insert([_new(Key(consumer, "1"), state=State.FAILED, lease_until=None)])
-        store.insert([_new(Key("working", "1"))])
+            insert(store, [_new(Key(consumer, "1"), state=State.FAILED, lease_until=None)])
+        insert(store, [_new(Key("working", "1"))])
         clock.advance(100)
         now = store.load(()).now
         assert store.purge(Query("billing", older_than_s=90), PURGEABLE) == 1
@@ -58,39 +58,39 @@ class HorizonStatements:
         }
         later = store.load(()).now + _DAY_S
         store.forget_until({"billing": later})
-        store.insert([_new(_KEY, state=State.FAILED, lease_until=None)])
+        insert(store, [_new(_KEY, state=State.FAILED, lease_until=None)])
         clock.advance(100)
         assert store.purge(Query(older_than_s=50), PURGEABLE) == 1
         assert store.horizons(["billing"]) == {"billing": later}
 
     def test_insert_believing(self, store: Store, clock: AdvancingClock) -> None:
         """An insert writes no record of a consumer whose horizon differs from the believed one."""
-        assert store.insert([_new(_KEY)], {"billing": 5.0}) == set()
-        assert store.insert([_new(_KEY)], {"billing": None}) == {_KEY}
+        assert insert(store, [_new(_KEY)], {"billing": 5.0}) == set()
+        assert insert(store, [_new(_KEY)], {"billing": None}) == {_KEY}
         one, two = Key("billing", "1"), Key("mailing", "2")
         store.forget_until({"billing": store.load(()).now - 1 / 3})
         clock.advance(1)
         [horizon] = store.horizons(["billing"]).values()
         for believed in (None, horizon - 1, horizon + 1e-6):
-            assert one not in store.insert([_new(one)], {"billing": believed})
-            assert one not in store.insert(
-                [_new(one), _new(two)], {"billing": believed, "mailing": 1.0}
+            assert one not in insert(store, [_new(one)], {"billing": believed})
+            assert one not in insert(
+                store, [_new(one), _new(two)], {"billing": believed, "mailing": 1.0}
             )
         assert set(store.load([one, two]).records) == set()
         three = Key("mailing", "3")
         only_one_is_true = {"billing": None, "mailing": None}
-        assert store.insert([_new(one), _new(three)], only_one_is_true) == {three}
+        assert insert(store, [_new(one), _new(three)], only_one_is_true) == {three}
         assert set(store.load([one, three]).records) == {three}
         true = {"billing": horizon, "mailing": None}
-        assert store.insert([_new(one), _new(two)], true) == {one, two}
-        assert store.insert([_new(one)], {"billing": horizon}) == set()
-        assert store.insert([_new(Key("billing", "3"))]) == {Key("billing", "3")}
+        assert insert(store, [_new(one), _new(two)], true) == {one, two}
+        assert insert(store, [_new(one)], {"billing": horizon}) == set()
+        assert insert(store, [_new(Key("billing", "3"))]) == {Key("billing", "3")}
 
     def test_insert_believing_keeps_what_is_there(self, store: Store) -> None:
         """An insert that a horizon prevents leaves the existing record."""
-        store.insert([_new(_KEY, fence=7)])
+        insert(store, [_new(_KEY, fence=7)])
         other = Key("billing", "other")
-        assert store.insert([_new(_KEY), _new(other)], {"billing": 5.0}) == set()
+        assert insert(store, [_new(_KEY), _new(other)], {"billing": 5.0}) == set()
         assert store.load([_KEY]).records[_KEY].fence == 7
 
     def test_retentions(self, store: Store) -> None:

@@ -8,14 +8,15 @@ from dataclasses import replace
 
 from tests.conformance.record_suite import failed, inserted, stored
 from tests.conformance.waiting_suite import HOLD_S, RETRIES, retry
-from tests.records import LEASE_S, PARENT, Doing, deferred, fresh, granted, key_of
+from tests.records import LEASE_S, PARENT, Doing, Swap, deferred, fresh, granted, key_of, swap
+from tests.records import insert as insert_in
 
 from oncely.core.commands import Busy, Duplicate, Granted, TooOld
 from oncely.core.errors import RefusedError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, Query, Store, Transaction
+from oncely.stores.store import Query, Store, Transaction
 from oncely.testing.tools import AdvancingClock, at_once
 
 _RACERS = 20
@@ -31,7 +32,7 @@ class RecordRaces:
     def test_first_inserts_race(self, store: Store) -> None:
         """Twenty racing first inserts of one key: exactly one wins, and it is what is stored."""
         records = [fresh("1", version=n << 24) for n in range(_RACERS)]
-        written = at_once(_RACERS, lambda n: store.insert([records[n]]))
+        written = at_once(_RACERS, lambda n: insert_in(store, [records[n]]))
         [winner] = [n for n in range(_RACERS) if written[n]]
         assert stored(store, records[0].key).version == records[winner].version
 
@@ -41,7 +42,7 @@ class RecordRaces:
 
         def insert(racer: int) -> set[Key]:
             order = keys[racer:] + keys[:racer]
-            return store.insert([fresh(key.message_id, version=racer << 24) for key in order])
+            return insert_in(store, [fresh(key.message_id, version=racer << 24) for key in order])
 
         written = at_once(_RACERS, insert)
         assert sorted(key for keys in written for key in keys) == sorted(keys)
@@ -50,7 +51,7 @@ class RecordRaces:
         """Twenty racing swaps of one record: exactly one wins, and it is what is stored."""
         old = inserted(store, "1")
         news = [old._replace(fence=n, version=old.version + 1) for n in range(_RACERS)]
-        written = at_once(_RACERS, lambda n: store.swap([Change(old, news[n])]))
+        written = at_once(_RACERS, lambda n: swap(store, [Swap(old, news[n])]))
         [winner] = [n for n in range(_RACERS) if written[n]]
         assert stored(store, old.key).fence == winner
 
@@ -58,7 +59,7 @@ class RecordRaces:
         """Of racing removals and swaps of one record exactly one wins."""
         old = inserted(store, "1")
         new = old._replace(fence=2, version=old.version + 1)
-        written = at_once(_RACERS, lambda n: store.swap([Change(old, new if n % 2 else None)]))
+        written = at_once(_RACERS, lambda n: swap(store, [Swap(old, new if n % 2 else None)]))
         assert sum(len(keys) for keys in written) == 1
 
     def test_purges_race(self, store: Store, clock: AdvancingClock) -> None:
@@ -150,11 +151,11 @@ class TransactionRaces:
 
     def test_load_holds_what_it_finds(self, doing: Doing) -> None:
         """Records loaded inside do not change until the end: of many at once none loses."""
-        doing.insert([fresh("1")])
+        insert_in(doing, [fresh("1")])
 
         def count(transaction: Transaction) -> set[Key]:
             found = transaction.load([key_of("1")]).records[key_of("1")]
-            return transaction.swap([Change(found, _later(found, duplicates=found.duplicates + 1))])
+            return swap(transaction, [Swap(found, _later(found, duplicates=found.duplicates + 1))])
 
         written = at_once(_TRANSACTIONS, lambda _: doing.store.transaction(count))
         assert written == [{key_of("1")}] * _TRANSACTIONS
@@ -165,7 +166,7 @@ class TransactionRaces:
 
         def insert(n: int) -> tuple[bool, int]:
             def work(transaction: Transaction) -> tuple[bool, int]:
-                written = transaction.insert([fresh("1", version=n << 24)])
+                written = insert_in(transaction, [fresh("1", version=n << 24)])
                 return bool(written), transaction.load([key_of("1")]).records[
                     key_of("1")
                 ].version >> 24
@@ -179,16 +180,14 @@ class TransactionRaces:
     def test_transactions_that_wait_for_each_other(self, doing: Doing) -> None:
         """Two transactions that need the same records in opposite orders both end."""
         keys = [key_of("1"), key_of("2")]
-        doing.insert([fresh("1"), fresh("2")])
+        insert_in(doing, [fresh("1"), fresh("2")])
         both_have_one = threading.Barrier(2)
 
         def count(order: Sequence[Key]) -> None:
             def work(transaction: Transaction) -> None:
                 for key in order:
                     found = transaction.load([key]).records[key]
-                    transaction.swap(
-                        [Change(found, _later(found, duplicates=found.duplicates + 1))]
-                    )
+                    swap(transaction, [Swap(found, _later(found, duplicates=found.duplicates + 1))])
                     # Where one transaction waits for the other to end, this breaks.
                     with suppress(threading.BrokenBarrierError):
                         both_have_one.wait(0.5)

@@ -3,10 +3,10 @@
 from itertools import product
 
 from tests.conformance.values import DISTINCT_IDS
-from tests.records import LEASE_S, fresh
+from tests.records import LEASE_S, Swap, fresh, insert, swap
 
 from oncely.core.record import Key, Record, State
-from oncely.stores.store import Change, KeyRange, Look, Query, Store, Wanted, Window
+from oncely.stores.store import KeyRange, Look, Query, Store, Wanted, Window
 from oncely.testing.tools import AdvancingClock
 
 _MANY = 1_100
@@ -21,7 +21,7 @@ class ReadStatements:
     def test_key_ranges_hold_every_key(self, store: Store) -> None:
         """Ranges of keys together give every record once, whatever the order of the keys."""
         keys = [Key(name, id_) for id_ in DISTINCT_IDS for name in ("billing", "other")]
-        store.insert([fresh(*reversed(key)) for key in keys])
+        insert(store, [fresh(*reversed(key)) for key in keys])
         for number in (1, 3, 50):
             ranges = store.key_ranges(number)
             assert 1 <= len(ranges) <= number
@@ -37,7 +37,7 @@ class ReadStatements:
         where a page ends between the consumers of one id.
         """
         ids = [str(number) for number in range(_MANY)]
-        store.insert([fresh(id_, name) for id_ in ids for name in ("billing", "other", "third")])
+        insert(store, [fresh(id_, name) for id_ in ids for name in ("billing", "other", "third")])
         parts = [_keys(store, part) for part in store.key_ranges(2)]
         found = [key for part in parts for key in part]
         assert len(set(found)) == len(found) == 3 * _MANY
@@ -46,13 +46,11 @@ class ReadStatements:
 
     def test_read_filters(self, store: Store) -> None:
         """Every field of the filter counts, and all fields that are set must match."""
-        store.insert([fresh("1"), fresh("2"), fresh("3", "other"), fresh("a*b"), fresh("aab")])
+        insert(store, [fresh("1"), fresh("2"), fresh("3", "other"), fresh("a*b"), fresh("aab")])
         failed = fresh("4")
-        store.insert([failed])
+        insert(store, [failed])
         stored = store.load([failed.key]).records[failed.key]
-        store.swap(
-            [Change(stored, stored._replace(state=State.FAILED, version=stored.version + 1))]
-        )
+        swap(store, [Swap(stored, stored._replace(state=State.FAILED, version=stored.version + 1))])
         for wanted, ids in (
             (Wanted(), ["1", "2", "3", "4", "a*b", "aab"]),
             (Wanted(consumers=["other"]), ["3"]),
@@ -65,7 +63,7 @@ class ReadStatements:
     def test_read_takes_names_as_they_are(self, store: Store) -> None:
         """A consumer's name with the characters of a pattern finds only its own records."""
         names = ["a*", "ab", "a?", "[ab]", "a\\", "^a-", "7:a"]
-        store.insert([fresh("1", name) for name in names])
+        insert(store, [fresh("1", name) for name in names])
         for name in names:
             assert _keys(store, wanted=Wanted([name])) == [Key(name, "1")]
 
@@ -77,7 +75,7 @@ class ReadStatements:
         """
         names = ("billing", "other")
         keys = [Key(name, id_) for id_ in DISTINCT_IDS for name in names]
-        store.insert([fresh(*reversed(key)) for key in keys])
+        insert(store, [fresh(*reversed(key)) for key in keys])
         for size in (1, 2, 7, 1_000):
             windows = _windows(store, Look([Query()], size=size))
             found = [key for window in windows for key in window.keys]
@@ -92,7 +90,7 @@ class ReadStatements:
         next one goes on there, so that none is left out.
         """
         keys = [Key(name, f"{n:02}") for n in range(20) for name in ("a", "b", "c")]
-        store.insert([fresh(key.message_id, key.consumer) for key in keys])
+        insert(store, [fresh(key.message_id, key.consumer) for key in keys])
         for state, limit in product((None, State.PROCESSING), (1, 2, 5)):
             sought = Look([Query("a", state), Query("b", state)], limit=limit)
             windows = _windows(store, sought)
@@ -104,13 +102,13 @@ class ReadStatements:
 
     def test_windows_filter(self, store: Store, clock: AdvancingClock) -> None:
         """Every field of a query counts; a record may fit any of several."""
-        store.insert([fresh(id_) for id_ in ("1", "2", "3", "4")])
-        store.insert([fresh("5", "other")])
+        insert(store, [fresh(id_) for id_ in ("1", "2", "3", "4")])
+        insert(store, [fresh("5", "other")])
         clock.advance(LEASE_S + 1)
         _change(store, "2", state=State.FAILED, lease_until=None)
         _change(store, "3", state=State.FAILED, lease_until=None, exhausted=True)
         _change(store, "4", state=State.COMPLETED, lease_until=None)
-        store.insert([fresh("a%b"), fresh("aXb")])
+        insert(store, [fresh("a%b"), fresh("aXb")])
         for fits, ids in (
             ([Query()], ["1", "2", "3", "4", "5", "aXb", "a%b"]),
             ([Query(consumer="other")], ["5"]),
@@ -136,7 +134,7 @@ class ReadStatements:
             *("a", "a%", "a%b", "a\U0010ffff", "aa", "ab", "A%", "b"),
             *("é", "éa", "🧾", "🧾1", "x" * 255),
         )
-        store.insert([fresh(id_) for id_ in ids])
+        insert(store, [fresh(id_) for id_ in ids])
         begins = ("", "a", "a%", "aa", "A", "é", "🧾", "🧾1", "x" * 255, "y")
         for state, text in product((None, State.PROCESSING), begins):
             windows = _windows(store, Look([Query(state=state)], text, size=2))
@@ -145,7 +143,7 @@ class ReadStatements:
 
     def test_exhausted_records_are_scanned(self, store: Store) -> None:
         """Scan finds those that have failed permanently, and no others that failed."""
-        store.insert([fresh("1"), fresh("2")])
+        insert(store, [fresh("1"), fresh("2")])
         _change(store, "1", state=State.FAILED)
         _change(store, "2", state=State.FAILED, exhausted=True)
         found = store.scan(Query(state=State.FAILED, exhausted=True))
@@ -164,7 +162,7 @@ def _change(store: Store, message_id: str, **fields: object) -> None:
     key = Key("billing", message_id)
     stored: Record = store.load([key]).records[key]
     new = stored._replace(version=stored.version + 1, **fields)  # type: ignore[arg-type]
-    store.swap([Change(stored, new)])
+    swap(store, [Swap(stored, new)])
 
 
 def _keys(store: Store, part: KeyRange = KeyRange(), wanted: Wanted = Wanted()) -> list[Key]:

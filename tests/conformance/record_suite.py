@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from tests.conformance.values import DISTINCT_IDS, JSON_VALUES
-from tests.records import LEASE_S, fresh
+from tests.records import LEASE_S, Swap, fresh, insert, swap
 
+from oncely.core.cases import Case
+from oncely.core.change import Change
+from oncely.core.commands import Ask
+from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.stores.alike import AlikeChanges, AlikeRecords
-from oncely.stores.store import Change, Query, Store, Tally
+from oncely.core.rules import first_change
+from oncely.stores.store import Query, Store, Tally
 from oncely.testing.tools import AdvancingClock
 
 
@@ -25,19 +29,19 @@ class RecordStatements:
     def test_insert_writes_what_is_absent(self, store: Store) -> None:
         """Insert writes those whose key is absent, leaves the others, and says which it wrote."""
         first, second = fresh("1", fence=1), fresh("2")
-        assert store.insert([first]) == {first.key}
-        assert store.insert([fresh("1", fence=9, version=6 << 24), second]) == {second.key}
+        assert insert(store, [first]) == {first.key}
+        assert insert(store, [fresh("1", fence=9, version=6 << 24), second]) == {second.key}
         assert stored(store, first.key).fence == 1
 
     def test_insert_of_nothing(self, store: Store) -> None:
         """To insert nothing writes nothing."""
-        assert store.insert([]) == set()
+        assert insert(store, []) == set()
         assert store.tallies() == {}
 
     def test_insert_keeps_every_field(self, store: Store) -> None:
         """An inserted record is read back, with the store's clock added to its times."""
         record = fresh("1", fingerprint="f" * 64, metadata={"tenant": "a"}, version=2**63 - 1)
-        store.insert([record])
+        insert(store, [record])
         now = store.load(()).now
         assert _untimed(stored(store, record.key)) == _untimed(record)
         assert _times(stored(store, record.key)) == pytest.approx((now, now, now + LEASE_S), abs=1)
@@ -47,7 +51,7 @@ class RecordStatements:
     def test_load_finds_what_exists(self, store: Store) -> None:
         """Load gives the records that exist, under their keys, and no others."""
         one, two = fresh("1"), fresh("2")
-        store.insert([one, two])
+        insert(store, [one, two])
         loaded = store.load({one.key, Key("billing", "3")}).records
         assert set(loaded) == {one.key}
         assert loaded[one.key].key == one.key
@@ -55,7 +59,7 @@ class RecordStatements:
     def test_load_of_many(self, store: Store) -> None:
         """Thousands of keys can be written and loaded at once."""
         records = [fresh(str(n)) for n in range(3_000)]
-        assert len(store.insert(records)) == 3_000
+        assert len(insert(store, records)) == 3_000
         assert set(store.load([r.key for r in records]).records) == {r.key for r in records}
 
     def test_load_tells_the_time(self, store: Store, clock: AdvancingClock) -> None:
@@ -68,32 +72,34 @@ class RecordStatements:
 
     @pytest.mark.parametrize("step", [0, 2])
     @pytest.mark.parametrize("there", [None, 42])
-    def test_records_that_are_alike(self, store: Store, step: int, there: int | None) -> None:
-        """Records that are given as columns, of which the versions may be one, are inserted where
-        none is there, and swapped where the version is still that of `old`.
+    def test_a_case(self, store: Store, step: int, there: int | None) -> None:
+        """A change that is the same for many records is inserted where none is there, and written
+        where the version is still the believed one; what it keeps stays.
         """
         keys = [fresh(str(n)).key for n in range(200)]
         versions = [(7 + step * n) << 24 for n in range(200)]
-        first = fresh("0", version=versions[0])
-        old = AlikeRecords(keys, first, {"version": versions} if step else {})
+        first = first_change(Ask(keys[0], Policy(), LEASE_S, 7, "f", {"tenant": "a"}))
         if there is not None:
-            store.insert([fresh(str(there), attempts=9, version=3 << 24)])
+            insert(store, [fresh(str(there), attempts=9, version=3 << 24)])
         others = {key for n, key in enumerate(keys) if n != there}
-        assert store.insert(old) == others
-        renewed = {"version": [version + 1 for version in versions]} if step else {}
-        failed = first._replace(state=State.FAILED, attempts=2, version=versions[0] + 1)
-        assert store.swap(AlikeChanges(old, old.like(failed, **renewed))) == others
+        rows = [(key, None, version) for key, version in zip(keys, versions, strict=True)]
+        assert store.insert(Case(first, (), rows)) == others
+        failed = Change(0, {"state": State.FAILED, "attempts": 2, "lease_s": None})
+        next_ = [(key, n, n + 1) for key, n in zip(keys, versions, strict=True)]
+        assert store.update(Case(failed, (), next_)) == others
         found = store.load(keys).records
         assert [(found[key].attempts, found[key].version) for key in keys] == [
             (9, 3 << 24) if n == there else (2, version + 1) for n, version in enumerate(versions)
         ]
+        kept = found[keys[1]]
+        assert (kept.fingerprint, kept.metadata, kept.fence) == ("f", {"tenant": "a"}, 1)
 
     def test_swap_writes_what_is_unchanged(self, store: Store) -> None:
         """Swap writes where the version is still that of `old`, and says which it wrote."""
         old = inserted(store, "1")
         new = old._replace(state=State.FAILED, attempts=2, version=old.version + 1)
-        assert store.swap([Change(old, new)]) == {old.key}
-        assert store.swap([Change(old, new._replace(attempts=7))]) == set()
+        assert swap(store, [Swap(old, new)]) == {old.key}
+        assert swap(store, [Swap(old, new._replace(attempts=7))]) == set()
         assert stored(store, old.key).attempts == 2
 
     def test_swap_compares_the_version_alone(self, store: Store) -> None:
@@ -101,7 +107,7 @@ class RecordStatements:
         there = inserted(store, "1")
         believed = fresh("1", fence=77, attempts=77, lease_until=5.0, version=there.version)
         new = fresh("1", fence=2, version=there.version + 1)
-        assert store.swap([Change(believed, new)]) == {there.key}
+        assert swap(store, [Swap(believed, new)]) == {there.key}
         assert stored(store, there.key).fence == 2
 
     def test_swap_keeps_every_field(self, store: Store) -> None:
@@ -119,7 +125,7 @@ class RecordStatements:
             duplicates=5,
             lease_until=None,
         )
-        store.swap([Change(old, new)])
+        swap(store, [Swap(old, new)])
         assert _untimed(stored(store, old.key)) == _untimed(new)
 
     def test_swap_renews_the_times(self, store: Store, clock: AdvancingClock) -> None:
@@ -127,7 +133,7 @@ class RecordStatements:
         old = inserted(store, "1")
         clock.advance(100)
         new = old._replace(lease_until=LEASE_S, first_seen=0.0, version=old.version + 1)
-        store.swap([Change(old, new)])
+        swap(store, [Swap(old, new)])
         now = store.load(()).now
         expected = (old.first_seen, now, now + LEASE_S)
         assert _times(stored(store, old.key)) == pytest.approx(expected, abs=1)
@@ -136,22 +142,22 @@ class RecordStatements:
         """A swap to None removes the record where it is unchanged, and only there."""
         one, two = inserted(store, "1"), inserted(store, "2")
         stale = two._replace(version=two.version - 1)
-        assert store.swap([Change(one, None), Change(stale, None)]) == {one.key}
+        assert swap(store, [Swap(one, None), Swap(stale, None)]) == {one.key}
         assert set(store.load([one.key, two.key]).records) == {two.key}
 
     def test_swap_of_what_is_gone(self, store: Store) -> None:
         """A swap of a record that is not there writes nothing."""
         gone = fresh("1")
-        assert store.swap([Change(gone, gone._replace(version=gone.version + 1))]) == set()
-        assert store.swap([Change(gone, None)]) == set()
+        assert swap(store, [Swap(gone, gone._replace(version=gone.version + 1))]) == set()
+        assert swap(store, [Swap(gone, None)]) == set()
         assert store.load([gone.key]).records == {}
 
     def test_swap_is_atomic_for_each(self, store: Store) -> None:
         """In one swap of many, those that lost keep none of the others from being written."""
         olds = [inserted(store, str(n)) for n in range(10)]
-        store.swap([Change(olds[4], olds[4]._replace(version=olds[4].version + 1))])
+        swap(store, [Swap(olds[4], olds[4]._replace(version=olds[4].version + 1))])
         news = [old._replace(fence=9, version=old.version + 2) for old in olds]
-        written = store.swap([Change(*pair) for pair in zip(olds, news, strict=True)])
+        written = swap(store, [Swap(*pair) for pair in zip(olds, news, strict=True)])
         assert written == {old.key for old in olds} - {olds[4].key}
 
     # ---- What is kept ----------------------------------------------------------------------------
@@ -160,14 +166,14 @@ class RecordStatements:
         """Ids that look alike are different messages, and come back as they were written."""
         keys = [Key("billing", message_id) for message_id in DISTINCT_IDS]
         records = [fresh(key.message_id, version=n) for n, key in enumerate(keys)]
-        assert store.insert(records) == set(keys)
+        assert insert(store, records) == set(keys)
         found = store.load(keys).records
         assert {key: found[key].version for key in keys} == {k: n for n, k in enumerate(keys)}
         assert {record.key for record in store.scan(Query(limit=1_000))} == set(keys)
 
     def test_consumers_stay_distinct(self, store: Store) -> None:
         """The same holds for the names of consumers, in loads, scans and counts."""
-        store.insert([fresh("1", consumer=name) for name in DISTINCT_IDS])
+        insert(store, [fresh("1", consumer=name) for name in DISTINCT_IDS])
         counts = {name: tally.count for name, tally in store.tallies().items()}
         assert counts == {(name, State.PROCESSING): 1 for name in DISTINCT_IDS}
         for name in DISTINCT_IDS:
@@ -178,7 +184,7 @@ class RecordStatements:
         """Where a consumer ends and a message id begins is never in question."""
         keys = [Key("a", "b:c"), Key("a:b", "c"), Key("a b", "c"), Key("a", "b c")]
         records = [fresh(key.message_id, consumer=key.consumer) for key in keys]
-        assert store.insert(records) == set(keys)
+        assert insert(store, records) == set(keys)
         assert set(store.load(keys).records) == set(keys)
 
     def test_json_comes_back_equal(self, store: Store) -> None:
@@ -191,7 +197,7 @@ class RecordStatements:
             old._replace(result=value, version=old.version + 1)
             for old, value in zip(olds, JSON_VALUES, strict=True)
         ]
-        store.swap([Change(*pair) for pair in zip(olds, news, strict=True)])
+        swap(store, [Swap(*pair) for pair in zip(olds, news, strict=True)])
         for new in news:
             found, value = stored(store, new.key), new.result
             assert (found.result, type(found.result)) == (value, type(value))
@@ -207,7 +213,7 @@ class RecordStatements:
             inserted(store, name)
             clock.advance(10)
         first = stored(store, Key("billing", "1"))
-        store.swap([Change(first, first._replace(version=first.version + 1))])
+        swap(store, [Swap(first, first._replace(version=first.version + 1))])
         assert _ids(store.scan(Query())) == ["2", "3", "1"]
         assert _ids(store.scan(Query(limit=2))) == ["2", "3"]
 
@@ -215,7 +221,7 @@ class RecordStatements:
         """Scan gives what fits every field of the query that is set."""
         failed(store, "1")
         inserted(store, "2")
-        store.insert([fresh("3", consumer="mailing")])
+        insert(store, [fresh("3", consumer="mailing")])
         clock.advance(10)
         failed(store, "4")
         assert set(_ids(store.scan(Query(consumer="billing")))) == {"1", "2", "4"}
@@ -236,7 +242,7 @@ class RecordStatements:
     def test_scan_finds_leases_that_are_over(self, store: Store, clock: AdvancingClock) -> None:
         """Scan finds those whose lease has run out; a lease without end never does."""
         inserted(store, "1")
-        store.insert([fresh("2", lease_until=None), fresh("3", lease_until=10 * LEASE_S)])
+        insert(store, [fresh("2", lease_until=None), fresh("3", lease_until=10 * LEASE_S)])
         assert store.scan(Query(lease_over=True)) == []
         clock.advance(LEASE_S + 1)
         assert _ids(store.scan(Query(lease_over=True))) == ["1"]
@@ -244,7 +250,7 @@ class RecordStatements:
     def test_records_of_a_message(self, store: Store) -> None:
         """Those of every consumer that has one, and of no other message."""
         for consumer in ("mailing", "billing"):
-            store.insert([fresh("1", consumer=consumer), fresh("11", consumer=consumer)])
+            insert(store, [fresh("1", consumer=consumer), fresh("11", consumer=consumer)])
         keys = [record.key for record in store.of_message("1")]
         assert keys == [Key("billing", "1"), Key("mailing", "1")]
         assert store.of_message("2") == []
@@ -254,7 +260,7 @@ class RecordStatements:
         failed(store, "1")
         for name in ("2", "3"):
             inserted(store, name)
-        store.insert([fresh("1", consumer="mailing")])
+        insert(store, [fresh("1", consumer="mailing")])
         assert {name: tally.count for name, tally in store.tallies().items()} == {
             ("billing", State.FAILED): 1,
             ("billing", State.PROCESSING): 2,
@@ -267,11 +273,11 @@ class RecordStatements:
         clock.advance(LEASE_S + 1)
         for name in ("2", "3"):
             old = inserted(store, name)
-            store.swap([Change(old, old._replace(duplicates=4, version=old.version + 1))])
+            swap(store, [Swap(old, old._replace(duplicates=4, version=old.version + 1))])
         [tally] = store.tallies().values()
         assert replace(tally, oldest=0.0) == Tally(3, 1, 0.0, 8)
         assert tally.oldest == pytest.approx(first.last_seen, abs=0.001)
-        store.swap([Change(stored(store, Key("billing", "2")), None)])
+        swap(store, [Swap(stored(store, Key("billing", "2")), None)])
         assert [tally.duplicates for tally in store.tallies().values()] == [4]
 
     def test_size(self, store: Store) -> None:
@@ -312,7 +318,7 @@ class RecordStatements:
 def inserted(store: Store, message_id: str, **fields: Any) -> Record:
     """A fresh record, as it is stored."""
     record = fresh(message_id, **fields)
-    store.insert([record])
+    insert(store, [record])
     return stored(store, record.key)
 
 
@@ -320,7 +326,7 @@ def failed(store: Store, message_id: str, consumer: str = "billing") -> None:
     """Store a record that has failed."""
     old = inserted(store, message_id, consumer=consumer)
     new = old._replace(state=State.FAILED, lease_until=None, version=old.version + 1)
-    store.swap([Change(old, new)])
+    swap(store, [Swap(old, new)])
 
 
 def stored(store: Store, key: Key) -> Record:

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.conformance.store_suite import RacesOnAStore
-from tests.records import Doing, deferred, fresh, granted
+from tests.records import Doing, Swap, deferred, fresh, granted, insert, swap
 from tests.servers import PgBouncer
 
 from oncely.core.record import State
@@ -16,7 +16,6 @@ from oncely.core.waiting import OUTBOX
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.store import (
-    Change,
     KeyRange,
     Listing,
     Look,
@@ -60,10 +59,10 @@ def test_each_statement_of_two_clients(pooled_url: str, open_sql: OpenSql) -> No
 
 def _use_records(store: Store, name: str) -> None:
     record = fresh(name)
-    assert store.insert([record]) == {record.key}
+    assert insert(store, [record]) == {record.key}
     there = store.load([record.key]).records[record.key]
     new = there._replace(state=State.COMPLETED, lease_until=None, version=there.version + 1)
-    assert store.swap([Change(there, new)]) == {record.key}
+    assert swap(store, [Swap(there, new)]) == {record.key}
     look = Look([Query("billing")], size=1_000)
     pages = [*store.read(KeyRange(), Wanted(["billing"]))]
     for found in (

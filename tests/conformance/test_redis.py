@@ -14,7 +14,7 @@ import pytest
 from redis import Redis as Client
 from tests.conformance.store_suite import StatementsOfRecords
 from tests.logs import events_in
-from tests.records import granted
+from tests.records import Swap, granted, insert, swap
 from tests.servers import Redis
 
 from oncely.core.commands import Busy
@@ -23,7 +23,7 @@ from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores import redis_settings
 from oncely.stores.redis import RedisStore, open_redis
-from oncely.stores.store import Change, Query, Store
+from oncely.stores.store import Query, Store
 from oncely.testing import ManualClock
 
 _FIT = {"redis_mode": "standalone", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
@@ -113,7 +113,7 @@ def test_load_tells_an_early_time(redis_url: str) -> None:
     """No record of a load of many is older than its clock: what seems over by then, is."""
     ticks = itertools.count(1)
     store = RedisStore(redis_url, clock=lambda: float(next(ticks)))
-    store.insert([_new("1")])
+    insert(store, [_new("1")])
     assert next(ticks) == 2
     assert store.load([Key("billing", str(n)) for n in range(2_500)]).now == 3
     assert next(ticks) == 6
@@ -139,7 +139,7 @@ def test_indexes_say_what_records_say(store: RedisStore, client: Client) -> None
             for name, tally in store.tallies().items()
         } == _tallied(records, store.load(()).now)
         assert set(store.scan(Query(limit=1_000))) == set(records)
-    store.swap([Change(record, None) for record in _all_records(store)])
+    swap(store, [Swap(record, None) for record in _all_records(store)])
     assert client.keys() == ["processed_messages:horizons"]
 
 
@@ -147,7 +147,7 @@ def test_scan_beyond_a_page(store: RedisStore, clock: ManualClock) -> None:
     """A scan of many pages and groups finds all that fit, longest unseen first."""
     for start in range(0, 3_000, 500):
         consumers = [f"consumer-{n % 3}" for n in range(start, start + 500)]
-        store.insert([_new(str(start + n), consumer) for n, consumer in enumerate(consumers)])
+        insert(store, [_new(str(start + n), consumer) for n, consumer in enumerate(consumers)])
         clock.advance(1)
     found = store.scan(Query(limit=5_000))
     assert len({record.key for record in found}) == 3_000
@@ -162,16 +162,16 @@ def test_scan_while_a_record_moves(
 ) -> None:
     """A record seen again while pages are read neither ends the scan, nor stands in it twice."""
     records = [_new(f"{n:03}") for n in range(250)]
-    store.insert(records)
+    insert(store, records)
     clock.advance(1)
     run = store._run
-    last_of_page = [Change(records[99], records[99]._replace(version=9))]
+    last_of_page = [Swap(records[99], records[99]._replace(version=9))]
 
     def run_and_move(*args: Any, **options: Any) -> Any:
         answer = run(*args, **options)
         if answer.startswith('[["1700000000"'):
             monkeypatch.setattr(store, "_run", run)
-            assert store.swap(last_of_page) == {records[99].key}
+            assert swap(store, last_of_page) == {records[99].key}
         return answer
 
     monkeypatch.setattr(store, "_run", run_and_move)
@@ -182,7 +182,7 @@ def test_scan_while_a_record_moves(
 
 def test_size(store: RedisStore, client: Client) -> None:
     """The size is what the server says of all keys together, by a sample."""
-    store.insert([_new(str(n), metadata={"n": "x" * (n % 50)}) for n in range(500)])
+    insert(store, [_new(str(n), metadata={"n": "x" * (n % 50)}) for n in range(500)])
     exact = sum(client.memory_usage(name) or 0 for name in client.scan_iter(count=1_000))
     assert store.size() == pytest.approx(exact, rel=0.1)
 
@@ -330,12 +330,12 @@ def _write_at_random(store: RedisStore, draw: random.Random) -> None:
     }
     match draw.choice(("insert", "swap", "swap", "remove", "purge")):
         case "insert":
-            store.insert([_new(str(n), consumer, **fields) for n in ids])
+            insert(store, [_new(str(n), consumer, **fields) for n in ids])
         case "swap":
             news = [old._replace(**fields, version=old.version + 1) for old in stored]
-            store.swap([Change(*pair) for pair in zip(stored, news, strict=True)])
+            swap(store, [Swap(*pair) for pair in zip(stored, news, strict=True)])
         case "remove":
-            store.swap([Change(old, None) for old in stored])
+            swap(store, [Swap(old, None) for old in stored])
         case "purge":
             store.purge(Query(limit=2), [draw.choice(list(State))])
 

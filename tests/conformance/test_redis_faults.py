@@ -13,7 +13,7 @@ from redis import Redis as Client
 from tests.conditions import wait_until
 from tests.processes import claim_all, exit_of, forked, key_of
 from tests.proxy import Proxy
-from tests.records import granted
+from tests.records import Swap, granted, insert, swap
 from tests.servers import Redis
 
 from oncely.core.commands import Duplicate, Granted
@@ -23,7 +23,7 @@ from oncely.ledger import Ledger
 from oncely.stores import redis_server
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.redis_server import RedisServer
-from oncely.stores.store import Change, Query
+from oncely.stores.store import Query
 
 _DEADLINE_S = 60.0
 
@@ -42,8 +42,8 @@ def store(proxy: Proxy) -> RedisStore:
     """A store behind `proxy`, whose server knows its scripts."""
     store = open_redis(f"redis://127.0.0.1:{proxy.port}/0")
     warm = _new("warm")
-    store.insert([warm])
-    store.swap([Change(warm, None)])
+    insert(store, [warm])
+    swap(store, [Swap(warm, None)])
     store.load(())
     return store
 
@@ -112,7 +112,7 @@ def test_server_that_hangs_up() -> None:
     """A connection that cannot be made is tried six times, and by nobody else once more."""
     with _hanging_up() as (url, guests):
         with pytest.raises(StoreUnavailable):
-            RedisStore(url).insert([_new("1")])
+            insert(RedisStore(url), [_new("1")])
         assert len(guests) == 6
 
 
@@ -193,12 +193,12 @@ def test_reply_to_a_write_is_lost(store: RedisStore, proxy: Proxy, *, delivers: 
     record = _new("1")
     proxy.cut(b"EVALSHA", delivers=delivers)
     with pytest.raises(ReplyLost):
-        store.insert([record])
+        insert(store, [record])
     assert (record.key in store.load([record.key]).records) is delivers
-    store.insert([record])
+    insert(store, [record])
     proxy.cut(b"EVALSHA", delivers=delivers)
     with pytest.raises(ReplyLost):
-        store.swap([Change(record, None)])
+        swap(store, [Swap(record, None)])
     assert (record.key in store.load([record.key]).records) is not delivers
     assert proxy.cuts == 2
 
@@ -206,7 +206,7 @@ def test_reply_to_a_write_is_lost(store: RedisStore, proxy: Proxy, *, delivers: 
 def test_reply_to_a_read_is_lost(store: RedisStore, proxy: Proxy) -> None:
     """What only reads, or purges, is asked again."""
     record = _new("1")
-    store.insert([record])
+    insert(store, [record])
     calls: list[Callable[[], object]] = [
         lambda: record.key in store.load([record.key]).records,
         lambda: store.tallies().keys() == {("billing", State.PROCESSING)},
@@ -262,7 +262,7 @@ def test_interrupted_call(private_redis: Redis, monkeypatch: pytest.MonkeyPatch)
         client.client_pause(200)
         patch.setattr(redis_server, "_call", send_only)
         with pytest.raises(KeyboardInterrupt):
-            store.insert([_new("1")])
+            insert(store, [_new("1")])
     assert store.load(()).records == {}
 
 

@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 from tests.conformance.values import DISTINCT_IDS, JSON_VALUES
 from tests.conformance.waiting_suite import HOLD_S, retry
-from tests.records import LEASE_S, PARENT, Doing, deferred, fresh, granted, ids_of, key_of
+from tests.records import (
+    LEASE_S,
+    PARENT,
+    Doing,
+    Swap,
+    deferred,
+    fresh,
+    granted,
+    ids_of,
+    insert,
+    key_of,
+    swap,
+)
 
 from oncely.core.commands import Duplicate, Exhausted, Fail, Granted, Waiting, Written
 from oncely.core.errors import FencedError, RefusedError
@@ -17,7 +29,7 @@ from oncely.core.waiting import retries_of
 from oncely.engine.asking import to_claim
 from oncely.engine.request import Write
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, PutBack, Query, Transaction
+from oncely.stores.store import PutBack, Query, Transaction
 from oncely.testing.tools import AdvancingClock
 
 
@@ -30,7 +42,7 @@ class TransactionStatements:
         """The writes of a transaction are there after it, and its result is returned."""
 
         def work(transaction: Transaction) -> str:
-            transaction.insert([fresh("1")])
+            insert(transaction, [fresh("1")])
             transaction.keep([deferred("m")])
             transaction.keep_step(PARENT, "step", 1)
             return "done"
@@ -43,16 +55,16 @@ class TransactionStatements:
     def test_nothing_is_stored(self, doing: Doing) -> None:
         """An error of the work undoes everything, and is raised unchanged."""
         keys = [key_of(name) for name in ("old", "older", "changed", "other")]
-        doing.insert([fresh(key.message_id) for key in keys])
+        insert(doing, [fresh(key.message_id) for key in keys])
         doing.keep([deferred("sent"), deferred("refused", position=1)])
         [sent, refused] = doing.take(9, HOLD_S)
         before = sorted(doing.store.scan(Query()))
 
         def work(transaction: Transaction) -> None:
-            transaction.insert([fresh("new")])
+            insert(transaction, [fresh("new")])
             found = [transaction.load(keys).records[key] for key in keys]
-            transaction.swap([Change(record, None) for record in found[:2]])
-            transaction.swap([Change(record, _later(record)) for record in found[2:]])
+            swap(transaction, [Swap(record, None) for record in found[:2]])
+            swap(transaction, [Swap(record, _later(record)) for record in found[2:]])
             transaction.keep([deferred("more", position=2)])
             transaction.remove([sent])
             transaction.put_back([PutBack(refused, "no", None)])
@@ -71,28 +83,28 @@ class TransactionStatements:
 
         def work(transaction: Transaction) -> None:
             record = fresh("1")
-            assert transaction.insert([record]) == {record.key}
-            assert transaction.insert([record._replace(version=9 << 24)]) == set()
+            assert insert(transaction, [record]) == {record.key}
+            assert insert(transaction, [record._replace(version=9 << 24)]) == set()
             found = transaction.load([record.key]).records[record.key]
-            assert transaction.swap([Change(found, _later(found))]) == {record.key}
-            assert transaction.swap([Change(found, _later(found))]) == set()
+            assert swap(transaction, [Swap(found, _later(found))]) == {record.key}
+            assert swap(transaction, [Swap(found, _later(found))]) == set()
             assert transaction.load([record.key]).records[record.key].version == found.version + 1
 
         doing.store.transaction(work)
 
     def test_swaps_of_many_inside(self, doing: Doing) -> None:
         """In one swap of many, records that lost do not keep the others from being written."""
-        doing.insert([fresh(str(n)) for n in range(10)])
+        insert(doing, [fresh(str(n)) for n in range(10)])
         keys = [key_of(str(n)) for n in range(10)]
 
         def work(transaction: Transaction) -> set[Key]:
             found = transaction.load(keys).records
-            transaction.swap([Change(found[keys[4]], _later(found[keys[4]]))])
+            swap(transaction, [Swap(found[keys[4]], _later(found[keys[4]]))])
             changes = [
-                Change(found[key], None if n % 2 else _later(found[key]))
+                Swap(found[key], None if n % 2 else _later(found[key]))
                 for n, key in enumerate(keys)
             ]
-            return transaction.swap(changes)
+            return swap(transaction, changes)
 
         assert doing.store.transaction(work) == set(keys) - {keys[4]}
         assert set(doing.store.load(keys).records) == set(keys[::2])

@@ -76,7 +76,7 @@ class Consumer:
         reached(f"handling {message.id}")
         reached("in_handler")
         deferred = [message.send("out", body) for body in bodies(message.id, run)]
-        line = line_of(current().claim.record, run, deferred)
+        line = line_of(current().claim, run, deferred)
         reached("in_handler")
         if connection is not None:
             insert(connection, line)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from oncely.core.record import Record
+from oncely.core.record import Claim
 
 
 def bodies(message_id: str, run: str) -> Sequence[dict[str, Any]]:
@@ -16,13 +16,13 @@ def bodies(message_id: str, run: str) -> Sequence[dict[str, Any]]:
     return [{"of": message_id, "position": position, "run": run} for position in range(2)]
 
 
-def line_of(record: Record, run: str, deferred: Sequence[str]) -> str:
-    """The effect of a run under `record`, which sends messages under these ids."""
+def line_of(claim: Claim, run: str, deferred: Sequence[str]) -> str:
+    """The effect of a run under `claim`, which sends messages under these ids."""
     return json.dumps(
         {
-            "id": record.key.message_id,
-            "fence": record.fence,
-            "attempt": record.attempts,
+            "id": claim.key.message_id,
+            "fence": claim.fence,
+            "attempt": claim.attempts,
             "pid": os.getpid(),
             "run": run,
             "deferred": list(deferred),

@@ -107,7 +107,7 @@ def test_odd_metadata(ledger: Ledger) -> None:
     """What only looks bad comes back as it was."""
     for name, good in GOOD_METADATA.items():
         key = Key("billing", name)
-        assert granted(ledger.claim(key, metadata=good)).record.metadata == good
+        assert granted(ledger.claim(key, metadata=good)).metadata == good
         assert _found(ledger, key).metadata == good
 
 

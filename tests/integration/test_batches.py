@@ -77,7 +77,7 @@ def test_what_is_broken_off_is_undone(
         raise broken_off_by
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(store._dialect), "swap", break_off)
+        patched.setattr(type(store._dialect), "update", break_off)
         with pytest.raises(broken_off_by):
             ledger.complete(first)
     ledger.complete(second)

@@ -10,7 +10,7 @@ from tests.records import granted
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
-from oncely.engine.request import new_token
+from oncely.engine.asking import new_token
 from oncely.ledger import Ledger
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def test_claims_of_many(line: Line, delivers: bool) -> None:
     outcomes = [*line.ledger.claim_many(keys, "60s")]
     assert isinstance(outcomes.pop(7), Duplicate)
     for claim in map(granted, outcomes):
-        assert _same(line.stored(claim.key), claim.record)
+        assert _same(line.stored(claim.key), claim)
     line.ledger.complete_many([granted(outcome) for outcome in outcomes])
     assert line.other.counts() == {("billing", State.COMPLETED): len(keys)}
 
@@ -101,7 +101,7 @@ def test_write(
     assert (record.state, record.fence, record.attempts) == (state, 1, 1)
     # To extend a lease twice is to extend it.
     most = 2 if state is State.PROCESSING else 1
-    assert 1 <= record.version - claim.record.version <= most
+    assert 1 <= record.version - claim.version <= most
     assert record.result == ({"total": 3} if state is State.COMPLETED else None)
     assert record.error == ("no" if state is State.FAILED else None)
 
@@ -143,7 +143,7 @@ def _check_is_stored(line: Line, claim: Claim, attempts: int) -> None:
     """The claim is the newest of its record, and its holder can complete it."""
     record = line.stored()
     assert record is not None
-    assert _same(record, claim.record)
+    assert _same(record, claim)
     assert (record.state, record.attempts) == (State.PROCESSING, attempts)
     assert record.lease_until == pytest.approx(line.other.now() + 60, abs=30)
     line.ledger.complete(claim)
@@ -162,5 +162,5 @@ def _until_back(call: Callable[[], T]) -> T:
             return done
 
 
-def _same(record: Record | None, other: Record) -> bool:
-    return record is not None and (record.version, record.state) == (other.version, other.state)
+def _same(record: Record | None, claim: Claim) -> bool:
+    return record is not None and (record.version, record.fence) == (claim.version, claim.fence)

@@ -23,7 +23,9 @@ def test_a_batch_of_writes_reads_no_other_rows_whatever_the_statistics_say(tmp_p
         connection.execute("ANALYZE")
         connection.commit()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        statement = cast(Sqlite, store._dialect)._build_swap(("message_id",))
+        statement = cast(Sqlite, store._dialect)._build_update(
+            ("message_id",), ("status", "lease_s")
+        )
         names = re.findall(r":(\w+)", statement)
         values = {**dict.fromkeys(names, 1), "rows": '["m0"]'}
         plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()

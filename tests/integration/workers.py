@@ -98,7 +98,7 @@ def _work(ledger: Ledger, diary: TextIO, stop: Event) -> None:
         for consumer, policy in _POLICIES.items():
             claims = _claim(ledger, [Key(consumer, str(n)) for n in numbers], policy)
             for claim in claims:
-                print("granted", *claim.key, claim.fence, claim.record.birth, file=diary)
+                print("granted", *claim.key, claim.fence, claim.birth, file=diary)
             for claim in _complete(ledger, claims, stop):
                 print("completed", *claim.key, file=diary)
 

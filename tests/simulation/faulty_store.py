@@ -25,7 +25,7 @@ _HERE = ("is_contention", "is_outage", "wait_for_messages", "close")
 """What no message goes over the wire for."""
 _CUT_OFF = 0.3
 """How likely a process whose line breaks does not reach the store for a while."""
-_TOLD_ONCE = ("insert", "swap")
+_TOLD_ONCE = ("insert", "update", "delete")
 """What may not be done again when nobody knows whether it was: its answer would be another."""
 
 

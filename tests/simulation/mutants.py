@@ -47,29 +47,29 @@ MUTANTS = [
     Mutant(
         "what happened leaves the old claim",
         RULES,
-        "version=version_of(new.birth + _AFTER_OPERATOR, new.version)",
-        "version=new.version",
+        "version=version_of(record.birth + _AFTER_OPERATOR, change.version)",
+        "version=change.version",
         seed=2,
     ),
     Mutant(
         "an old fence may write",
         RULES,
-        "record.fence == claim.fence and record.birth == claim.record.birth",
+        "record.fence == claim.fence and record.birth == claim.birth",
         "record.state is State.PROCESSING",
         seed=125,
     ),
     Mutant(
         "a claim from before a release or a forget may write",
         RULES,
-        "record.fence == claim.fence and record.birth == claim.record.birth",
+        "record.fence == claim.fence and record.birth == claim.birth",
         "record.fence == claim.fence",
         seed=22,
     ),
     Mutant(
         "attempts are not counted when a claim is granted again",
         RULES,
-        "attempts=record.attempts + 1,\n        fence",
-        "attempts=record.attempts,\n        fence",
+        '"attempts": record.attempts + 1,\n            "fence"',
+        '"attempts": record.attempts,\n            "fence"',
     ),
     Mutant(
         "tries are not limited when a claim is granted again",
@@ -81,8 +81,8 @@ MUTANTS = [
     Mutant(
         "a release takes the fence back",
         RULES,
-        "        fence=record.fence,\n        lease_until=None if former",
-        "        fence=former.fence,\n        lease_until=None if former",
+        '            "lease_s": None if former',
+        '            "fence": former.fence,\n            "lease_s": None if former',
         seed=114,
     ),
     Mutant(
@@ -94,22 +94,22 @@ MUTANTS = [
     Mutant(
         "what failed at most once runs again",
         RULES,
-        'case "skip":\n            return Decision(Duplicate(record), record)',
+        'case "skip":\n            return Decision(Duplicate(record))',
         'case "skip":\n            return _grant_again(record, ask, now)',
         seed=14,
     ),
     Mutant(
         "a doubt that is to be held runs again",
         RULES,
-        'case "hold":\n            return Decision(InDoubt(record), record)',
+        'case "hold":\n            return Decision(InDoubt(record))',
         'case "hold":\n            return _grant_again(record, ask, now)',
         seed=1,
     ),
     Mutant(
         "a final failure is tried again",
         RULES,
-        "now, exhausted=fail.final)",
-        "now, exhausted=False)",
+        "fail.error, exhausted=fail.final)",
+        "fail.error, exhausted=False)",
     ),
     Mutant(
         "what is handled is handled again",
@@ -128,16 +128,16 @@ MUTANTS = [
     Mutant(
         "a write whose reply is lost is taken for stored",
         SETTLE,
-        "self._store_all(writes, now or 0.0, horizons, written)\n        except KeysLocked",
-        "self._store_all(writes, now or 0.0, horizons, written)\n        except ReplyLost:\n"
+        "self._store_all(writes, horizons, written)\n        except KeysLocked",
+        "self._store_all(writes, horizons, written)\n        except ReplyLost:\n"
         "            written |= set(writes)\n            raise\n        except KeysLocked",
         seed=6,
     ),
     Mutant(
         "leases count from 1970",
-        SETTLE,
-        "if record.lease_until is None or now == 0.0:",
-        "if record.lease_until is None or now >= 0.0:",
+        "core/change.py",
+        "None if lease_s is None else now + lease_s",
+        "None if lease_s is None else lease_s",
     ),
     Mutant(
         "messages of a fenced handler are deferred",

@@ -101,7 +101,7 @@ class SimulatedHandler:
             "key": (CONSUMER, message.id),
             "fence": claim.fence,
             "attempt": claim.attempts,
-            "birth": claim.record.birth,
+            "birth": claim.birth,
             "other": b'"other"' in message.body,
         }
 

@@ -7,15 +7,23 @@ import pytest
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
-from oncely.core.commands import Complete, Extend, Fail, Granted, Release, Written
+from oncely.core.cases import Case, Row
+from oncely.core.commands import (
+    Command,
+    Complete,
+    Extend,
+    Fail,
+    Granted,
+    Release,
+    Written,
+)
 from oncely.core.errors import ContentionError, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
-from oncely.core.record import Claim, Key, Record, State
+from oncely.core.record import Claim, Key, State
 from oncely.engine.asking import to_claim
-from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
 from oncely.ledger import Ledger
-from oncely.stores.store import Change, Store
+from oncely.stores.store import Store
 
 
 class PickyStore(MeddlingStore):
@@ -25,26 +33,30 @@ class PickyStore(MeddlingStore):
         super().__init__(store)
         self._stores_some = stores_some
 
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
-        good = [record for record in records if record.fingerprint != "bad"]
-        if len(good) == len(records):
-            return super().insert(records, believed)
+    def _good(self, case: Case) -> Sequence[Row]:
+        """Those in which nothing is bad, of all rows or of each."""
+        fields: Mapping[str, object] = case.change.fields
+        of_all = {name: value for name, value in fields.items() if name not in case.own}
+        return [row for row in case.rows if "bad" not in repr((of_all, row[3:]))]
+
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
+        good = self._good(case)
+        if len(good) == len(case.rows):
+            return super().insert(case, believed)
         if self._stores_some:
-            self.store.insert(good[::2])
+            self.store.insert(case._replace(rows=good[::2]))
         raise StoreError("a record is bad")
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        good = [change for change in changes if change.new is None or change.new.error != "bad"]
-        if len(good) == len(changes):
-            return super().swap(changes)
+    def update(self, case: Case) -> set[Key]:
+        good = self._good(case)
+        if len(good) == len(case.rows):
+            return super().update(case)
         if self._stores_some:
-            self.store.swap(good[::2])
+            self.store.update(case._replace(rows=good[::2]))
         raise StoreError("a record is bad")
 
 
-def asks(number: int, bad: Sequence[int] = ()) -> list[Request]:
+def asks(number: int, bad: Sequence[int] = ()) -> list[Command]:
     """First claims of so many messages, those at `bad` such as no PickyStore stores."""
     keys = [Key("billing", str(n)) for n in range(number)]
     marks = ["bad" if n in bad else "good" for n in range(number)]
@@ -95,7 +107,7 @@ def test_error_of_one_write(meddling: MeddlingStore, rival: Ledger, stores_some:
         Extend(claims[3], 90.0),
         Fail(claims[4], "no"),
     ]
-    results = settler.settle_each([to_write(command) for command in commands])
+    results = settler.settle_each(commands)
     assert kinds(results) == [Written, Written, StoreError, Written, Written]
     states = {record.key.message_id: record.state for record in rival.scan()}
     assert states == {
@@ -129,7 +141,7 @@ def test_store_away_for_those_that_lost(
 def test_many_writes_of_one_claim(settler: Settler, rival: Ledger) -> None:
     """More writes under one claim than rounds are all carried out."""
     [claim] = claims_of(settler, 1)
-    results = settler.settle_each([to_write(Extend(claim, float(n))) for n in range(1, 120)])
+    results = settler.settle_each([Extend(claim, float(n)) for n in range(1, 120)])
     assert kinds(results) == [Written] * 119
 
 
@@ -137,7 +149,7 @@ def test_contention_of_one(settler: Settler, meddling: MeddlingStore, rival: Led
     """A record that changes again and again is an error for its caller alone."""
     claims = claims_of(settler, 3)
     meddling.meddle = lambda: rival.extend(claims[1], "60s")
-    results = settler.settle_each([to_write(Complete(claim)) for claim in claims])
+    results = settler.settle_each([Complete(claim) for claim in claims])
     assert kinds(results) == [Written, ContentionError, Written]
 
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from tests.records import granted
 
 from oncely.core.commands import (
+    Command,
     Complete,
     Extend,
     Fail,
@@ -24,7 +25,6 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.engine import settle
 from oncely.engine.asking import to_claim
-from oncely.engine.request import Request, to_write
 from oncely.engine.settle import Settler
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
@@ -105,13 +105,13 @@ class _BothWays(RuleBasedStateMachine):
     def write(self, command: Any, indexes: set[int]) -> None:
         """Let the holders of some claims say what became of them."""
         chosen = [pair for n, pair in enumerate(self.claims[-20:]) if n in indexes]
-        self._settled([[to_write(command(pair[n])) for pair in chosen] for n in (0, 1)])
+        self._settled([[command(pair[n]) for pair in chosen] for n in (0, 1)])
 
     @rule(command=st.sampled_from(COMMANDS), count=st.integers(2, 6))
     def write_newest(self, command: Any, count: int) -> None:
         """The same for those that were granted last, most likely together."""
         chosen = self.claims[-count:]
-        self._settled([[to_write(command(pair[n])) for pair in chosen] for n in (0, 1)])
+        self._settled([[command(pair[n]) for pair in chosen] for n in (0, 1)])
 
     @rule(seconds=st.sampled_from([1.0, 40.0, 400.0]))
     def wait(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class _BothWays(RuleBasedStateMachine):
         for store in self.stores:
             store.forget_until({"billing": self.clock()})
 
-    def _settled(self, both: Sequence[Sequence[Request]]) -> Sequence[Sequence[Outcome]]:
+    def _settled(self, both: Sequence[Sequence[Command]]) -> Sequence[Sequence[Outcome]]:
         at_once = self.settlers[0].settle(both[0])
         with one_by_one():
             by_itself = self.settlers[1].settle(both[1])
@@ -135,9 +135,9 @@ class _BothWays(RuleBasedStateMachine):
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Nothing is decided at once."""
+    """No two commands are one case."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(settle, "decide_alike", lambda _: None)
+        patched.setattr(settle, "terms_of", lambda command, _: command and object())
         yield
 
 
@@ -156,21 +156,12 @@ def test_values_that_are_equal_in_python_alone_are_kept_apart(results: Any) -> N
     metadata = [{"paid": value} for value in EQUAL]
     outcomes = ledger.claim_many(keys, metadata=metadata)
     claims = [granted(outcome) for outcome in outcomes]
-    assert repr([claim.record.metadata for claim in claims]) == repr(metadata)
+    assert repr([claim.metadata for claim in claims]) == repr(metadata)
     ledger.complete_many(claims, results)
     loaded = store.load(keys).records
     records = [loaded[key] for key in keys]
     assert repr([record.metadata for record in records]) == repr(metadata)
     assert repr([record.result for record in records]) == repr(results or [None] * 3)
-
-
-def test_outcomes_stay_as_they_are_when_the_list_of_keys_is_used_again() -> None:
-    """A caller may fill the list of keys with others while it still has the outcomes."""
-    ledger = Ledger(MemoryStore())
-    keys = [Key("billing", id_) for id_ in IDS]
-    outcomes = ledger.claim_many(keys)
-    keys[:] = [Key("mailing", "other")]
-    assert [granted(outcome).key.message_id for outcome in outcomes] == IDS
 
 
 TestBothWays = _BothWays.TestCase

@@ -109,7 +109,7 @@ def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
         await asyncio.gather(*map(handle, keys_of(500)))
 
     run(main())
-    assert meddling.calls == ["insert", "swap"]
+    assert meddling.calls == ["insert", "update"]
 
 
 def test_loops_and_threads_race(calls: AsyncLedger, ledger: Ledger) -> None:
@@ -345,7 +345,7 @@ async def main():
 
 asyncio.run(main())
 inserted.set()
-while "swap" not in store.calls:
+while "delete" not in store.calls:
     threading.Event().wait(0.001)
 GO_ON
 """

@@ -191,10 +191,10 @@ def test_deferred_with_handled(calls: Ledger) -> None:
     """What is deferred is stored with `handled`, and waits in the order of sending."""
     late, soon = deferred(ONE, "late", position=2), deferred(ONE, "soon", position=1)
     claim = handled(calls, "one", late, soon, result={"receipt": 7})
-    assert (claim.record.state, claim.record.result) == (State.HANDLED, {"receipt": 7})
+    assert claim.is_handled
     record = calls.find(ONE)
     assert record is not None
-    assert (record.version, record.result) == (claim.record.version, {"receipt": 7})
+    assert (record.version, record.result) == (claim.version, {"receipt": 7})
     waiting = calls.mailbox.deferred(ONE)
     assert [replace(message, number=None) for message in waiting] == [soon, late]
     assert calls.mailbox.deferred(TWO) == []
@@ -264,7 +264,7 @@ def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStor
     meddling.calls.clear()
     ledger.handled(first)
     ledger.handled_many(claims, deferred=[[], []])
-    assert meddling.calls == ["swap", "swap"]
+    assert meddling.calls == ["update", "update"]
 
 
 # ---- Sent, and refused -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncely import Claim, Key, Message, MessageError, Policy, Record, Reject, State
+from oncely import Claim, Key, Message, MessageError, Policy, Reject
 from oncely.core.ids import check_id
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
@@ -78,7 +78,7 @@ def _message(fields: dict[str, Any]) -> Message:
     body = json.dumps(fields["payload"]).encode()
     message = Message(fields["id"], body, type=fields["event"])
     key = Key("notification-service", message.id)
-    claim = Claim(Record(key, State.PROCESSING, 2, 5, 0.0, 0.0))
+    claim = Claim(key, fence=5, version=0, attempts=2)
     return replace(message, claim=claim)
 
 

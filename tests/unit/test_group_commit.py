@@ -211,7 +211,7 @@ def test_interrupted_in_flight(callers: Callers, meddling: MeddlingStore) -> Non
     with Interruption(until_taken), pytest.raises(KeyboardInterrupt):
         callers.ledger.claim(key_of("interrupted"))
     taken.go_on.set()
-    wait_until(lambda: "swap" in meddling.calls)
+    wait_until(lambda: "delete" in meddling.calls)
     wait_until(lambda: callers.ledger.find(key_of("interrupted")) is None)
 
 

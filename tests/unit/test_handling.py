@@ -14,6 +14,7 @@ from tests.unit.conftest import Outage, Queue, Sql
 
 from oncely.consumer import Consumer
 from oncely.core import rules
+from oncely.core.cases import Case
 from oncely.core.errors import KeysLocked, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
@@ -26,7 +27,6 @@ from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import Untracked
 from oncely.lifecycle.turn import Asked, Kept, Turn
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.store import Change
 from oncely.testing import ManualClock
 
 LEASE = timedelta(minutes=1)
@@ -115,11 +115,11 @@ class Locking(MeddlingStore):
     left = 0
     swapped: list[set[Key]]
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        self.swapped.append({change.old.key for change in changes})
-        free = [change for change in changes if change.old.key != self.held or not self.left]
-        written: set[Key] = super().swap(free)
-        if len(free) < len(changes):
+    def update(self, case: Case) -> set[Key]:
+        self.swapped.append({row[0] for row in case.rows})
+        free = [row for row in case.rows if row[0] != self.held or not self.left]
+        written: set[Key] = super().update(case._replace(rows=free))
+        if len(free) < len(case.rows):
             self.left -= 1
             raise KeysLocked("locked", {self.held}, written)
         return written

@@ -11,6 +11,7 @@ from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
+from oncely.core.cases import Case
 from oncely.core.commands import Busy, Granted, Outcome
 from oncely.core.durations import Duration
 from oncely.core.errors import StoreError, StoreUnavailable
@@ -18,7 +19,6 @@ from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
 from oncely.lifecycle import heartbeat as heartbeats
 from oncely.lifecycle.heartbeat import Heartbeat
-from oncely.stores.store import Change
 from oncely.testing import ManualClock
 
 _LEASE_S = 0.06
@@ -91,7 +91,7 @@ def test_let_go(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim) -> No
     ledger.beats(2)
     let_go = heartbeat.let_go(claim)
     assert let_go.fence == claim.fence
-    assert let_go.record.version > claim.record.version
+    assert let_go.version > claim.version
     assert [extended.key for extended in ledger.beats(2)] == [other.key]
 
 
@@ -111,7 +111,9 @@ def test_fenced_claims_are_dropped(
     assert [extended.key for extended in ledger.beats(2)] == [other.key]
     assert not heartbeat.is_good(claim)
     assert "claim_lost" in events_in(caplog)
-    assert ledger.find(claim.key) == newest.record
+    found = ledger.find(claim.key)
+    assert found is not None
+    assert (found.fence, found.version) == (newest.fence, newest.version)
 
 
 def test_store_clock_set_forward(
@@ -232,15 +234,15 @@ def test_error_of_one(
     heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
     claims = [granted(ledger.claim(Key("billing", str(n)), "60s")) for n in range(3)]
     heartbeat.hold(claims, monotonic.now)
-    swap = meddling.store.swap
+    update = meddling.store.update
 
-    def refuse(changes: Sequence[Change]) -> set[Key]:
-        if claims[1].key in {change.old.key for change in changes}:
+    def refuse(case: Case) -> set[Key]:
+        if claims[1].key in {row[0] for row in case.rows}:
             raise StoreError("this record is locked")
-        return swap(changes)
+        return update(case)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(meddling.store, "swap", refuse)
+        patched.setattr(meddling.store, "update", refuse)
         monotonic.advance(50)
         heartbeat.beat()
     monotonic.advance(50)

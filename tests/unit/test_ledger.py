@@ -105,7 +105,7 @@ def test_duplicate_need_not_be_counted(
     meddling.calls.clear()
     meddling.once(lambda: meddling.once(lambda: rival.claim(key)))
     assert isinstance(ledger.claim(key), Duplicate)
-    assert meddling.calls == ["insert", "load", "swap"]
+    assert meddling.calls == ["insert", "load", "update"]
     assert found(ledger, key).duplicates == 1
 
 
@@ -138,7 +138,7 @@ def test_new_messages_cost_two_exchanges(ledger: Ledger, meddling: MeddlingStore
     """A batch of new messages is one insert, and completing it one swap."""
     claims = [granted(o) for o in ledger.claim_many([Key("c", str(n)) for n in range(50)])]
     ledger.complete_many(claims)
-    assert meddling.calls == ["insert", "swap"]
+    assert meddling.calls == ["insert", "update"]
 
 
 def test_renewed_claims_cost_one_exchange(
@@ -149,7 +149,7 @@ def test_renewed_claims_cost_one_exchange(
     claim = ledger.extend(claim, "60s")
     claim = ledger.handled(claim)
     ledger.complete(claim)
-    assert meddling.calls == ["swap"] * 3
+    assert meddling.calls == ["update"] * 3
 
 
 def test_nothing_costs_nothing(ledger: Ledger, meddling: MeddlingStore) -> None:

@@ -31,7 +31,16 @@ MADE_HERE = {
     "Work",
 }
 """Classes that users are given, and do not make."""
-OURS = {"InlineCalls", "LedgerObserver", "RelayObserver", "Request", "Write"}
+OURS = {
+    "Ask",
+    "Case",
+    "Held",
+    "InlineCalls",
+    "LedgerObserver",
+    "RelayObserver",
+    "Unclaimed",
+    "Write",
+}
 """What users never see: how a handler's calls are made; and what `oncely.metrics.Metrics` is."""
 
 

@@ -1,11 +1,13 @@
 """The rules as a table: what is stored, what is asked, what is answered, what is stored then."""
 
-from dataclasses import replace
+import dataclasses
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
+from oncely.core import commands, rules
+from oncely.core.change import Change
 from oncely.core.commands import (
     Ask,
     Busy,
@@ -37,8 +39,10 @@ from oncely.core.commands import (
     Written,
 )
 from oncely.core.policy import Finding, OnFailed, Policy
-from oncely.core.record import Claim, Key, Record, State
-from oncely.core.rules import REPEATED, TABLE, Standing, decide, depends_on_horizon, standing
+from oncely.core.record import Claim, Key, Record, State, claim_of
+from oncely.core.rules import REPEATED, TABLE, Standing, depends_on_horizon, standing
+
+C = TypeVar("C", bound=Command)
 
 ABSENT, HELD, IN_DOUBT, HANDLED, FAILED, EXHAUSTED, COMPLETED = Standing
 KEY = Key("billing", "abc-123")
@@ -69,7 +73,7 @@ STORED: dict[Standing, Record | None] = {
 
 # The holder of the newest claim, as it got it: its own times count from the claim.
 FORMER = BASE._replace(state=State.FAILED, attempts=1, fence=2, lease_until=None, version=BIRTH + 3)
-CLAIM = Claim(BASE._replace(lease_until=5.0), lease_s=5.0, former=FORMER)
+CLAIM = claim_of(BASE, FORMER)
 
 ASK = Ask(KEY, Policy(), lease_s=5.0, token=9, fingerprint="one", metadata={"tenant": "b"})
 CONFIRM = Confirm(CLAIM)
@@ -79,13 +83,43 @@ FAIL = Fail(CLAIM, "no")
 FINAL = Fail(CLAIM, "no", final=True)
 RELEASE = Release(CLAIM)
 EXTEND = Extend(CLAIM, 20.0)
-FINISH = Finish()
-COUNT = CountDelivery()
-RESET = Reset("ann", "paid by hand")
-HAPPENED = Happened("ann", "paid by hand")
-RUN_NOW = RunNow()
-CANCEL = Cancel("ann", "paid by hand")
-FORGET = Forget()
+FINISH = Finish(KEY)
+COUNT = CountDelivery(KEY)
+RESET = Reset(KEY, "ann", "paid by hand")
+HAPPENED = Happened(KEY, "ann", "paid by hand")
+RUN_NOW = RunNow(KEY)
+CANCEL = Cancel(KEY, "ann", "paid by hand")
+FORGET = Forget(KEY)
+
+
+def replace(command: C, **fields: Any) -> C:
+    """The command with other fields."""
+    other: Any = command
+    is_tuple = isinstance(command, Ask)
+    changed: C = other._replace(**fields) if is_tuple else dataclasses.replace(other, **fields)
+    return changed
+
+
+class Decided(NamedTuple):
+    """An answer, the record after it, and whether the answer holds even if that is not stored."""
+
+    outcome: Outcome
+    new: Record | None
+    optional: bool = False
+
+
+def decide(
+    record: Record | None, command: Command, now: float, horizon: float | None = None
+) -> Decided:
+    """What the rules decide."""
+    outcome, change, optional = rules.decide(record, command, now, horizon)
+    if change is None:
+        return Decided(outcome, record, optional)
+    if not isinstance(change, Change):
+        return Decided(outcome, None, optional)
+    new = change.to_new(KEY, now) if record is None else change.to(record, now)
+    return Decided(outcome, new, optional)
+
 
 SAME = "same"
 """Nothing is written."""
@@ -121,7 +155,7 @@ SEND = then(fence=4, duplicates=1, version=DRAWN)
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
 REBORN = (((BIRTH >> 24) + 1) << 24) + 5
 """A release begins a new birth: the claim that is given back fits nothing any more."""
-TAKEN_BACK = then(State.FAILED, attempts=1, last_seen=5.0, lease_until=None, version=REBORN)
+TAKEN_BACK = then(State.FAILED, attempts=1, lease_until=None, version=REBORN)
 """As FORMER, but with the fence of the claim that was given back."""
 RESET_ANEW = (((BIRTH >> 24) + 183_251_937_967) << 24) + 5
 """And so does a reset, another one."""
@@ -289,7 +323,7 @@ ENDLESS = replace(ASK, lease_s=None)
 
 FIRST = CLAIM._replace(former=None)
 TAKEOVER = CLAIM._replace(former=BASE._replace(attempts=1, fence=2))
-DOUBTFUL = then(attempts=1, last_seen=5.0, lease_until=9.0, version=REBORN)
+DOUBTFUL = then(attempts=1, lease_until=9.0, version=REBORN)
 SET_ASIDE = then(State.FAILED, exhausted=True, lease_until=None)
 """For people."""
 GIVEN_UP = {**SET_ASIDE, "version": DRAWN}
@@ -363,7 +397,7 @@ POLICIES: list[Row] = [
 OWN = replace(ASK, token=BIRTH >> 24, metadata={"tenant": "a"})
 """The asking from which the record as it is stored stems: its answer was lost."""
 
-EARLIER = CLAIM._replace(record=CLAIM.record._replace(version=(6 << 24) + 4))
+EARLIER = CLAIM._replace(version=(6 << 24) + 4)
 """The claim whose release began the record's birth."""
 
 
@@ -430,11 +464,14 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
     if isinstance(outcome, Granted | Handled):
         assert isinstance(command, Ask)
         assert new is not None
-        assert outcome.claim._replace(former=None) == Claim(new, command.lease_s)
+        assert outcome.claim._replace(former=None) == claim_of(new)
         if command.token != BIRTH >> 24:
             assert outcome.claim.former == stored
     elif isinstance(outcome, Duplicate) and optional:
         assert outcome.record == stored
+    elif isinstance(outcome, Written):
+        assert outcome.version == (new and new.version)
+        assert isinstance(command, commands.Held) or outcome.record == new
     else:
         assert not isinstance(outcome, TooOld)
         assert outcome.record == new
@@ -530,10 +567,10 @@ def test_versions_are_used_once() -> None:
     assert again.new.version != granted.new.version
 
 
-OLDER = CLAIM._replace(record=CLAIM.record._replace(fence=2))
-NEWER = CLAIM._replace(record=CLAIM.record._replace(fence=4))
-EARLIER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(5 << 24) + 4))
-LATER_BIRTH = CLAIM._replace(record=CLAIM.record._replace(version=(8 << 24) + 4))
+OLDER = CLAIM._replace(fence=2)
+NEWER = CLAIM._replace(fence=4)
+EARLIER_BIRTH = CLAIM._replace(version=(5 << 24) + 4)
+LATER_BIRTH = CLAIM._replace(version=(8 << 24) + 4)
 
 HELD_COMMANDS = (CONFIRM, MARK, COMPLETE, FAIL, FINAL, RELEASE, EXTEND)
 
@@ -559,7 +596,7 @@ def test_what_was_given_back_is_spent(
     """A claim that was given back is Fenced, whatever it asks for, but to be given back once more;
     and so is one with the same birth and another fence.
     """
-    older = EARLIER._replace(record=EARLIER.record._replace(fence=2))
+    older = EARLIER._replace(fence=2)
     for stand, claim in ((FAILED, EARLIER), (ABSENT, FIRST), (FAILED, older)):
         if command is RELEASE and claim is not older:
             continue
@@ -604,7 +641,7 @@ def test_what_happened_is_said_again() -> None:
     stored = decide(STORED[IN_DOUBT], HAPPENED, 12).new
     assert stored is not None
     again = decide(stored, HAPPENED, 13)
-    assert again == (Written(stored, is_repeated=True), stored, False)
+    assert again == (Written(stored.version, is_repeated=True, record=stored), stored, False)
     assert isinstance(decide(stored, replace(HAPPENED, by="bob"), 13).outcome, Refused)
     assert isinstance(decide(stored, COMPLETE, 13).outcome, Fenced)
     assert isinstance(decide(stored, ASK, 13).outcome, Duplicate)
@@ -628,7 +665,9 @@ def test_what_waits_is_cancelled() -> None:
     assert cancelled is not None
     assert cancelled.lease_until is None
     assert isinstance(decide(cancelled, replace(ASK, is_taken=True), 13).outcome, Exhausted)
-    assert decide(cancelled, CANCEL, 13).outcome == Written(cancelled, is_repeated=True)
+    assert decide(cancelled, CANCEL, 13).outcome == Written(
+        cancelled.version, is_repeated=True, record=cancelled
+    )
     assert isinstance(decide(cancelled, replace(CANCEL, by="bob"), 13).outcome, Refused)
 
 
@@ -647,8 +686,9 @@ def test_finished_while_somebody_sends() -> None:
     sender = decide(STORED[HANDLED], ASK, 12)
     assert isinstance(sender.outcome, Handled)
     finished = decide(sender.new, FINISH, 12).new
+    assert finished is not None
     assert decide(finished, Complete(sender.outcome.claim, "late"), 12) == (
-        Written(finished, is_repeated=True),
+        Written(finished.version, is_repeated=True, record=finished),
         finished,
         False,
     )

@@ -131,7 +131,7 @@ class CutStore(ForwardingStore):
     def forward(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         """Forward the call; of the next change nobody hears."""
         found = super().forward(name, *arguments, **named)
-        if self.is_cut and name in ("swap", "transaction"):
+        if self.is_cut and name in ("update", "transaction"):
             self.is_cut = False
             raise StoreUnavailable("away")
         return found

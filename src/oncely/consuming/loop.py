@@ -348,8 +348,7 @@ class Consuming:
         done = [turn for turn in turns if turn not in put_off] if put_off else turns
         now = monotonic()
         for turn in put_off:
-            # They are those of its whole window.
-            turn.requests = None
+            turn.command = None
             delay_s = turn.verdict.delay_s if isinstance(turn.verdict, Delay) else 0.0
             self._put_off.add(now + delay_s, turn)
         self._to_acknowledge.put(done)

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record
@@ -13,8 +14,7 @@ from oncely.core.record import Claim, Key, Record
 # ---- What can be asked -------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Ask:
+class Ask(NamedTuple):
     """Ask for a claim."""
 
     key: Key
@@ -43,6 +43,8 @@ class Held:
     """A command of the holder of a claim."""
 
     claim: Claim
+
+    key = property(attrgetter("claim.key"), doc="The key of the claim's record.")
 
 
 @dataclass(slots=True)
@@ -89,12 +91,22 @@ class Extend(Held):
 
 
 @dataclass(slots=True)
-class Finish:
-    """All deferred messages are sent. Whoever sent the last one may say so: no claim is needed."""
+class Unclaimed:
+    """A command about a record that needs no claim."""
+
+    key: Key
 
 
 @dataclass(slots=True)
-class CountDelivery:
+class Finish(Unclaimed):
+    """All deferred messages are sent. Whoever sent the last one may say so: no claim is needed."""
+
+    found: Record | None = None
+    """The record, where it was read before in the same transaction."""
+
+
+@dataclass(slots=True)
+class CountDelivery(Unclaimed):
     """A delivery came that asks for no claim: count it as an attempt.
 
     Where this is repeated after a lost reply, one delivery may be counted twice.
@@ -102,7 +114,7 @@ class CountDelivery:
 
 
 @dataclass(slots=True)
-class Reset:
+class Reset(Unclaimed):
     """An operator allows a failed or in-doubt record to run again."""
 
     by: str = ""
@@ -114,7 +126,7 @@ class Reset:
 
 
 @dataclass(slots=True)
-class Happened:
+class Happened(Unclaimed):
     """An operator says that the effect of a record in doubt has happened: it is done."""
 
     by: str = ""
@@ -124,12 +136,12 @@ class Happened:
 
 
 @dataclass(slots=True)
-class RunNow:
+class RunNow(Unclaimed):
     """An operator makes a waiting retry due at once; its attempts stay counted."""
 
 
 @dataclass(slots=True)
-class Cancel:
+class Cancel(Unclaimed):
     """An operator ends a waiting retry: the message has failed permanently."""
 
     by: str = ""
@@ -137,14 +149,15 @@ class Cancel:
 
 
 @dataclass(slots=True)
-class Forget:
+class Forget(Unclaimed):
     """An operator removes a record that no worker processes."""
 
     version: int | None = None
     """The one that the operator has seen; None for any."""
 
 
-Command = Ask | Held | Finish | CountDelivery | Reset | Happened | RunNow | Cancel | Forget
+Command = Ask | Held | Unclaimed
+"""Each has the key of its record."""
 
 # ---- What is answered --------------------------------------------------------------------------
 
@@ -161,6 +174,7 @@ class Handled:
     """The handler has succeeded before; the asker may send the messages that are still deferred."""
 
     claim: Claim
+    record: Record
 
 
 @dataclass(slots=True)
@@ -223,13 +237,14 @@ class TooOld:
 
 @dataclass(slots=True)
 class Written:
-    """The claim was good, and what was asked is stored. `record` is None after a release of a
-    first claim, and after a forget.
-    """
+    """The claim was good, and what was asked is stored."""
 
-    record: Record | None
+    version: int | None
+    """The record's from now on; None where it is removed, as after the release of a first claim."""
     is_repeated: bool = False
     """Whether an earlier call stored it, with all that belongs to it, and its answer was lost."""
+    record: Record | None = None
+    """The record from now on, where it was read: a claim's holder does not need that."""
 
 
 @dataclass(slots=True)

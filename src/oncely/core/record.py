@@ -117,33 +117,43 @@ class Record(NamedTuple):
 class Claim(NamedTuple):
     """The right to process a message now, as it was granted."""
 
-    record: Record
-    """The record as the claim wrote it. Its times may count from the claim: the store's clock
-    decides, and the holder of a claim does not know it."""
-    lease_s: float | None = None
-    """How long the claim lasts unless it is extended; None for ever."""
+    key: Key
+    """The consumer and message id that the claim is for."""
+    fence: int
+    """Hand it to outside services that can refuse an older one."""
+    version: int
+    """The version of the record as the claim wrote it, or as it was written under the claim."""
+    attempts: int
+    """Handler runs granted so far, this one included."""
     former: Record | None = None
     """The record as it was before; a release restores it."""
+    metadata: Mapping[str, Any] | None = None
+    """What the record keeps besides."""
+    is_handled: bool = False
+    """Whether the handler has succeeded, and messages of its may wait to be sent."""
 
     @property
-    def key(self) -> Key:
-        """The consumer and message id that the claim is for."""
-        return self.record.key
-
-    @property
-    def fence(self) -> int:
-        """Hand it to outside services that can refuse an older one."""
-        return self.record.fence
-
-    @property
-    def attempts(self) -> int:
-        """Handler runs granted so far, this one included."""
-        return self.record.attempts
+    def birth(self) -> int:
+        """Distinguishes this claim from an earlier or later one of the same key."""
+        return self.version >> _WRITES_BITS
 
     @property
     def takes_over(self) -> bool:
         """Whether it replaces an earlier claim that ran out, whose effect may have happened."""
         return self.former is not None and self.former.state is State.PROCESSING
+
+
+def claim_of(record: Record, former: Record | None = None) -> Claim:
+    """The claim under which a record is processed, or sent."""
+    return Claim(
+        record.key,
+        record.fence,
+        record.version,
+        record.attempts,
+        former,
+        record.metadata,
+        record.state is State.HANDLED,
+    )
 
 
 def birth_of(number: int) -> int:

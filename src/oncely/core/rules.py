@@ -21,8 +21,9 @@ Ask by its token (`REPEATED`, below the table), a claim's command by what it has
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from oncely.core.change import REMOVAL, Change, Removal
 from oncely.core.commands import (
     Ask,
     Busy,
@@ -67,7 +68,7 @@ from oncely.core.errors import (
     reason_of,
 )
 from oncely.core.policy import Policy
-from oncely.core.record import Claim, Record, State, birth_of, version_of
+from oncely.core.record import Claim, Record, State, birth_of, claim_of, version_of
 from oncely.core.verdicts import (
     Ack,
     Counted,
@@ -81,13 +82,13 @@ from oncely.core.verdicts import (
 
 
 class Decision(NamedTuple):
-    """An answer, and the record to store so that the answer becomes true."""
+    """An answer, and what to write so that it becomes true."""
 
     outcome: Outcome
-    new: Record | None
-    """The record itself when nothing changes, None when it is to be removed."""
+    change: Change | Removal | None = None
+    """None where nothing is to be written."""
     optional: bool = False
-    """The answer holds even when `new` cannot be stored."""
+    """The answer holds even when the change cannot be written."""
 
 
 # ---- Where a record stands ---------------------------------------------------------------------
@@ -142,10 +143,10 @@ def decide(
             return _after_another(record, command)
     elif isinstance(command, Ask):
         if record is None:
-            if horizon is not None and _is_too_old(command, horizon):
-                return Decision(TooOld(horizon, command.key), None)
+            if horizon is not None and is_too_old(command, horizon):
+                return Decision(TooOld(horizon, command.key))
         elif _differs(record, command):
-            return Decision(Mismatch(record), record)
+            return Decision(Mismatch(record))
         elif record.birth == command.token:
             row = REPEATED
     return row[standing(record, now)](record, command, now)
@@ -153,24 +154,24 @@ def decide(
 
 def is_newest(claim: Claim, record: Record | None) -> bool:
     """Whether `claim` is the newest of its record: not released, and none was granted after it."""
-    return record is not None and record.fence == claim.fence and record.birth == claim.record.birth
+    return record is not None and record.fence == claim.fence and record.birth == claim.birth
 
 
 def _after_another(record: Record | None, command: Held) -> Decision:
     if isinstance(command, Release) and _was_released(command.claim, record):
-        return Decision(Written(record), record)
-    return Decision(Fenced(record), record)
+        return Decision(Written(None if record is None else record.version, record=record))
+    return Decision(Fenced(record))
 
 
 def _was_released(claim: Claim, record: Record | None) -> bool:
     if record is None:
         return claim.former is None
-    return record.fence == claim.fence and record.birth == _birth_after(claim.record)
+    return record.fence == claim.fence and record.birth == _birth_after(claim.birth)
 
 
-def _birth_after(record: Record) -> int:
+def _birth_after(birth: int) -> int:
     """The birth that a release leaves: with it, the released claim is not the newest any more."""
-    return birth_of(record.birth + 1)
+    return birth_of(birth + 1)
 
 
 def _differs(record: Record, ask: Ask) -> bool:
@@ -191,24 +192,9 @@ def depends_on_horizon(command: Command) -> bool:
     )
 
 
-def _is_too_old(ask: Ask, horizon: float) -> bool:
+def is_too_old(ask: Ask, horizon: float) -> bool:
+    """Whether a message that has no record may have been forgotten, and does not run."""
     return depends_on_horizon(ask) and ask.sent_at is not None and ask.sent_at < horizon
-
-
-# ---- What an answer does not depend on ---------------------------------------------------------
-
-COPIED = frozenset({"fingerprint", "metadata"})
-"""What a record that is new takes from its Ask as it is: without a record, the answer depends on
-neither.
-"""
-UNREAD_WITHOUT_HORIZON = frozenset({"sent_at"})
-"""What else of an Ask no answer depends on where there is neither a record nor a horizon."""
-VERSIONED = frozenset({"token"})
-"""What the version of a record that is new is made of, and no answer depends on without a record."""
-ALIKE_WHILE_HELD = frozenset({Complete, MarkHandled, Fail, Extend})
-"""Commands whose answer depends on nothing of the claim but its record, and on nothing of its
-version, which they count on.
-"""
 
 
 # ---- What an end means -------------------------------------------------------------------------
@@ -323,48 +309,45 @@ def after_unknown(policy: Policy, error: MessageError, waited_s: float, *, drain
 # ---- Rules for asking --------------------------------------------------------------------------
 
 
-def _grant_first(_: None, ask: Ask, now: float) -> Decision:
-    record = Record(
-        key=ask.key,
-        state=State.PROCESSING,
-        attempts=1,
-        fence=1,
-        first_seen=now,
-        last_seen=now,
-        lease_until=_lease_end(ask.lease_s, now),
-        metadata=ask.metadata,
-        fingerprint=ask.fingerprint,
-        version=first_version(ask, ask.token),
+def _grant_first(_: None, ask: Ask, __: float) -> Decision:
+    version = version_of(ask.token, ask.count_from)
+    return Decision(
+        Granted(Claim(ask.key, 1, version, 1, metadata=ask.metadata)),
+        Change(
+            version,
+            {
+                "state": State.PROCESSING,
+                "attempts": 1,
+                "fence": 1,
+                "lease_s": ask.lease_s,
+                "metadata": ask.metadata,
+                "fingerprint": ask.fingerprint,
+            },
+        ),
     )
-    return Decision(Granted(Claim(record, ask.lease_s)), record)
-
-
-def first_version(ask: Ask, token: int) -> int:
-    """The version of a new record of this Ask, or of one like it with that token."""
-    return version_of(token, ask.count_from)
 
 
 def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
     # A message that kills its worker never reaches Fail: attempts are counted and limited here.
     if ask.policy.is_spent(record.attempts):
         return _exhaust(record, ask, f"gave up after {record.attempts} attempts", now)
-    new = record._replace(
-        state=State.PROCESSING,
-        attempts=record.attempts + 1,
-        fence=record.fence + 1,
-        last_seen=now,
-        lease_until=_lease_end(ask.lease_s, now),
-        fingerprint=record.fingerprint or ask.fingerprint,
-        version=version_of(ask.token, record.version + 1),
+    change = Change(
+        version_of(ask.token, record.version + 1),
+        {
+            "state": State.PROCESSING,
+            "attempts": record.attempts + 1,
+            "fence": record.fence + 1,
+            "lease_s": ask.lease_s,
+            "fingerprint": record.fingerprint or ask.fingerprint,
+        },
     )
-    return Decision(Granted(Claim(new, ask.lease_s, record)), new)
+    return Decision(Granted(claim_of(change.to(record, now), record)), change)
 
 
 def _grant_the_same(record: Record, ask: Ask, now: float) -> Decision:
-    new = record._replace(
-        last_seen=now, lease_until=_lease_end(ask.lease_s, now), version=record.version + 1
-    )
-    return Decision(Granted(Claim(new, ask.lease_s, _before_claim(record, ask.policy, now))), new)
+    change = Change(record.version + 1, {"lease_s": ask.lease_s})
+    before = _before_claim(record, ask.policy, now)
+    return Decision(Granted(claim_of(change.to(record, now), before)), change)
 
 
 def _before_claim(record: Record, policy: Policy, now: float) -> Record | None:
@@ -381,25 +364,24 @@ def _before_claim(record: Record, policy: Policy, now: float) -> Record | None:
 def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
     # No attempt is counted: the handler does not run again. There is no lease either: whoever
     # sends takes the deferred messages one by one.
-    new = record._replace(
-        fence=record.fence + 1,
-        last_seen=now,
-        duplicates=record.duplicates + 1,
-        version=version_of(ask.token, record.version + 1),
+    change = Change(
+        version_of(ask.token, record.version + 1),
+        {"fence": record.fence + 1, "duplicates": record.duplicates + 1},
     )
-    return Decision(Handled(Claim(new, ask.lease_s, record)), new)
+    new = change.to(record, now)
+    return Decision(Handled(claim_of(new, record), new), change)
 
 
-def _send_the_same(record: Record, ask: Ask, _: float) -> Decision:
-    return Decision(Handled(Claim(record, ask.lease_s, record)), record)
+def _send_the_same(record: Record, _: Ask, __: float) -> Decision:
+    return Decision(Handled(claim_of(record, record), record))
 
 
 def _busy(record: Record, ask: Ask, _: float) -> Decision:
     # A message that waited in the ledger is the only copy left: if it were dropped here and the
     # other worker died, the message would be lost.
     if ask.policy.on_busy == "discard" and not ask.is_taken:
-        return Decision(Duplicate(record), record)
-    return Decision(Busy(record, record.lease_until), record)
+        return Decision(Duplicate(record))
+    return Decision(Busy(record, record.lease_until))
 
 
 def while_locked(record: Record | None, command: Command, now: float) -> Busy | None:
@@ -409,9 +391,19 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
     if not isinstance(command, Ask):
         return None
     # What the transaction writes is not visible yet: only that the message is being processed.
-    seen = record or _grant_first(None, command, now).new
-    assert seen is not None  # noqa: S101 - a first claim is always granted.
-    return Busy(seen._replace(lease_until=None) if record is None else seen, None)
+    return Busy(record or first_change(command).but(lease_s=None).to_new(command.key, now), None)
+
+
+def first_change(ask: Ask) -> Change:
+    """What a first claim writes, which is always granted."""
+    return cast(Change, _grant_first(None, ask, 0.0).change)
+
+
+def first_completion(ask: Ask) -> Change:
+    """What a first claim and its completion write, where both are stored at once."""
+    claimed = first_change(ask)
+    done = completion(claimed.version)
+    return claimed.but(done.version, **done.fields)
 
 
 _DAY_S = 86_400.0
@@ -431,23 +423,21 @@ def _duplicate(record: Record, ask: Ask, now: float) -> Decision:
     spared = spared_s(ask.policy)
     # In a transaction `now` is when it began: a record that it waited for may have been seen later.
     if spared and now - record.last_seen < spared:
-        return Decision(Duplicate(record), record)
-    counted = record._replace(
-        duplicates=record.duplicates + 1, last_seen=now, version=record.version + 1
-    )
+        return Decision(Duplicate(record))
+    counted = Change(record.version + 1, {"duplicates": record.duplicates + 1})
     return Decision(Duplicate(record), counted, optional=True)
 
 
 def _same_duplicate(record: Record, _: Ask, __: float) -> Decision:
-    return Decision(Duplicate(record), record)
+    return Decision(Duplicate(record))
 
 
 def _exhausted(record: Record, _: Ask, __: float) -> Decision:
-    return Decision(Exhausted(record), record)
+    return Decision(Exhausted(record))
 
 
 def _same_exhausted(record: Record, _: Ask, __: float) -> Decision:
-    return Decision(Exhausted(record, is_first=True), record)
+    return Decision(Exhausted(record, is_first=True))
 
 
 def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
@@ -455,13 +445,13 @@ def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
     if due is not None and not (ask.is_taken and due <= now):
         # The worker that takes it from the ledger when it is due runs it. This delivery is another
         # copy, or was taken before the message failed.
-        return Decision(Waiting(record, due), record)
+        return Decision(Waiting(record, due))
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
         case "retry":
             return _grant_again(record, ask, now)
         case "skip":
-            return Decision(Duplicate(record), record)
+            return Decision(Duplicate(record))
         case "dead_letter":
             return _exhaust(record, ask, None, now)
 
@@ -471,7 +461,7 @@ def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
         case "retry":
             return _grant_again(record, ask, now)
         case "hold":
-            return Decision(InDoubt(record), record)
+            return Decision(InDoubt(record))
         case "dead_letter":
             return _exhaust(record, ask, "in doubt: a claim ran out", now)
         case _:
@@ -482,98 +472,95 @@ def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
     # Since the probe was asked, another worker may have claimed the message and died as well.
     match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
-            new = completed(record, now)
-            return Decision(Duplicate(new), new)
+            change = completion(record.version)
+            return Decision(Duplicate(change.to(record, now)), change)
         case "not_happened":
             return _grant_again(record, ask, now)
         case _:
-            return Decision(InDoubt(record), record)
+            return Decision(InDoubt(record))
 
 
 def _exhaust(record: Record, ask: Ask, error: str | None, now: float) -> Decision:
     # The birth is the asker's token: if it asks again, it is told again that it is the first.
-    new = _failed(record, error, now, exhausted=True)._replace(
-        version=version_of(ask.token, record.version + 1)
-    )
-    return Decision(Exhausted(new, is_first=True), new)
+    version = version_of(ask.token, record.version + 1)
+    change = _failure(record, error, exhausted=True).but(version)
+    return Decision(Exhausted(change.to(record, now), is_first=True), change)
 
 
 # ---- Rules for the holder of a claim -----------------------------------------------------------
 
 
 def _fenced(record: Record, _: Command, __: float) -> Decision:
-    return Decision(Fenced(record), record)
+    return Decision(Fenced(record))
 
 
 def _again(record: Record, _: Command, __: float) -> Decision:
     """Nothing to write: the record is as asked, or the same was stored and its answer was lost."""
-    return Decision(Written(record, is_repeated=True), record)
+    return Decision(Written(record.version, is_repeated=True, record=record))
 
 
-def _mark_handled(record: Record, mark: MarkHandled, now: float) -> Decision:
-    new = record._replace(
-        state=State.HANDLED,
-        last_seen=now,
-        lease_until=None,
-        result=mark.result,
-        version=record.version + 1,
+def _mark_handled(record: Record, mark: MarkHandled, _: float) -> Decision:
+    return _written(
+        Change(record.version + 1, {"state": State.HANDLED, "lease_s": None, "result": mark.result})
     )
-    return Decision(Written(new), new)
 
 
-def _complete(record: Record, complete: Complete, now: float) -> Decision:
-    new = completed(record, now)
+def _complete(record: Record, complete: Complete, _: float) -> Decision:
+    change = completion(record.version)
     if complete.result is not None:
-        new = new._replace(result=complete.result)
-    return Decision(Written(new), new)
+        change = change.but(result=complete.result)
+    return _written(change)
 
 
-def _fail(record: Record, fail: Fail, now: float) -> Decision:
-    new = _failed(record, fail.error, now, exhausted=fail.final)
+def _fail(record: Record, fail: Fail, _: float) -> Decision:
+    change = _failure(record, fail.error, exhausted=fail.final)
     if fail.retry_s is not None and not fail.final:
-        new = new._replace(lease_until=now + fail.retry_s)
-    return Decision(Written(new), new)
+        change = change.but(lease_s=fail.retry_s)
+    return _written(change)
 
 
-def _release(record: Record, release: Release, now: float) -> Decision:
+def _release(record: Record, release: Release, _: float) -> Decision:
     former = release.claim.former
     if former is None:
-        return Decision(Written(None), None)
+        return Decision(Written(None), REMOVAL)
     # The fence stays: it never shrinks while the record exists. A record that was in doubt is in
     # doubt again, from now on. The new birth ends the claim that is released.
-    new = former._replace(
-        fence=record.fence,
-        lease_until=None if former.lease_until is None else now,
-        version=version_of(_birth_after(record), record.version + 1),
+    change = Change(
+        version_of(_birth_after(record.birth), record.version + 1),
+        {
+            "state": former.state,
+            "attempts": former.attempts,
+            "lease_s": None if former.lease_until is None else 0.0,
+            "exhausted": former.exhausted,
+            "duplicates": former.duplicates,
+            "metadata": former.metadata,
+            "result": former.result,
+            "fingerprint": former.fingerprint,
+        },
     )
-    return Decision(Written(new), new)
+    return _written(change)
 
 
-def _extend(record: Record, extend: Extend, now: float) -> Decision:
-    new = record._replace(
-        last_seen=now, lease_until=_lease_end(extend.lease_s, now), version=record.version + 1
-    )
-    return Decision(Written(new), new)
+def _extend(record: Record, extend: Extend, _: float) -> Decision:
+    return _written(Change(record.version + 1, {"lease_s": extend.lease_s}))
 
 
 # ---- Rules for what needs no claim -------------------------------------------------------------
 
 
 def _finish(record: Record, _: Finish, now: float) -> Decision:
-    new = completed(record, now)
-    return Decision(Written(new), new)
+    return _written(completion(record.version), record, now)
 
 
 def _count(record: Record, _: CountDelivery, now: float) -> Decision:
-    new = record._replace(attempts=record.attempts + 1, last_seen=now, version=record.version + 1)
-    return Decision(Written(new), new)
+    return _written(Change(record.version + 1, {"attempts": record.attempts + 1}), record, now)
 
 
 # ---- Rules for operators -----------------------------------------------------------------------
 
 
 def _refuse(record: Record | None, _: Command, __: float) -> Decision:
-    return Decision(Refused(record), record)
+    return Decision(Refused(record))
 
 
 _AFTER_OPERATOR = 183_251_937_967
@@ -584,34 +571,38 @@ release."""
 def _reset(record: Record, reset: Reset, now: float) -> Decision:
     if reset.fence not in (None, record.fence):
         return _refuse(record, reset, now)
-    new = record._replace(
-        state=State.FAILED,
-        attempts=0,
-        last_seen=now,
-        lease_until=None,
-        fingerprint=None if reset.is_edited else record.fingerprint,
-        exhausted=False,
-        version=record.version + 1,
+    change = Change(
+        record.version + 1,
+        {
+            "state": State.FAILED,
+            "attempts": 0,
+            "lease_s": None,
+            "exhausted": False,
+            "fingerprint": None if reset.is_edited else record.fingerprint,
+        },
     )
-    return _decided(new, "reset", reset, now)
+    return _decided(record, change, "reset", reset, now)
 
 
 def _happened(record: Record, happened: Happened, now: float) -> Decision:
     if happened.fence not in (None, record.fence):
         return _refuse(record, happened, now)
-    return _decided(completed(record, now), "happened", happened, now)
+    return _decided(record, completion(record.version), "happened", happened, now)
 
 
-def _decided(new: Record, what: str, said: Reset | Happened | Cancel, now: float) -> Decision:
-    """A record as an operator wants it, with who said so, when and why."""
+def _decided(
+    record: Record, change: Change, what: str, said: Reset | Happened | Cancel, now: float
+) -> Decision:
+    """A change as an operator wants it, with who said so, when and why."""
     when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     note = {"by": said.by, "at": when, "why": said.why}
-    noted = new._replace(
-        metadata={**(new.metadata or {}), what: note},
+    before = change.fields.get("metadata", record.metadata)
+    noted = change.but(
+        metadata={**(before or {}), what: note},
         # A worker that still runs, after a pause of its machine, say, has lost its claim.
-        version=version_of(new.birth + _AFTER_OPERATOR, new.version),
+        version=version_of(record.birth + _AFTER_OPERATOR, change.version),
     )
-    return Decision(Written(noted), noted)
+    return _written(noted, record, now)
 
 
 def _reset_endless(record: Record, reset: Reset, now: float) -> Decision:
@@ -632,13 +623,12 @@ def _happened_again(record: Record, happened: Happened, now: float) -> Decision:
 def _run_now(record: Record, run_now: RunNow, now: float) -> Decision:
     if record.lease_until is None:
         return _again(record, run_now, now)
-    new = record._replace(lease_until=now, last_seen=now, version=record.version + 1)
-    return Decision(Written(new), new)
+    return _written(Change(record.version + 1, {"lease_s": 0.0}), record, now)
 
 
 def _cancel(record: Record, cancel: Cancel, now: float) -> Decision:
-    failed = _failed(record, f"cancelled by {cancel.by}", now, exhausted=True)
-    return _decided(failed, "cancelled", cancel, now)
+    failed = _failure(record, f"cancelled by {cancel.by}", exhausted=True)
+    return _decided(record, failed, "cancelled", cancel, now)
 
 
 def _cancel_again(record: Record, cancel: Cancel, now: float) -> Decision:
@@ -647,7 +637,7 @@ def _cancel_again(record: Record, cancel: Cancel, now: float) -> Decision:
 
 def _nothing(_: None, __: Command, ___: float) -> Decision:
     # It waits, and was never tried: no record says anything of it.
-    return Decision(Written(None), None)
+    return Decision(Written(None))
 
 
 def _said_again(record: Record, what: str, said: Happened | Cancel, now: float) -> Decision:
@@ -664,34 +654,34 @@ def _forget_endless(record: Record, forget: Forget, now: float) -> Decision:
 
 def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
     if record is not None and forget.version not in (None, record.version):
-        return Decision(Refused(record), record)
-    return Decision(Written(None), None)
+        return Decision(Refused(record))
+    return Decision(Written(None), None if record is None else REMOVAL)
 
 
 # ---- Shared ------------------------------------------------------------------------------------
 
 
-def completed(record: Record, now: float) -> Record:
-    """The record after its completion."""
-    return record._replace(
-        state=State.COMPLETED, lease_until=None, last_seen=now, version=record.version + 1
+def completion(version: int) -> Change:
+    """What completes a record that has this version."""
+    return Change(version + 1, {"state": State.COMPLETED, "lease_s": None})
+
+
+def noted(metadata: Mapping[str, Any] | None, error: str) -> Mapping[str, Any]:
+    """Metadata with the error of a failure."""
+    return {**(metadata or {}), "error": error}
+
+
+def _failure(record: Record, error: str | None, *, exhausted: bool) -> Change:
+    change = Change(
+        record.version + 1, {"state": State.FAILED, "lease_s": None, "exhausted": exhausted}
     )
+    return change if error is None else change.but(metadata=noted(record.metadata, error))
 
 
-def _lease_end(lease_s: float | None, now: float) -> float | None:
-    return None if lease_s is None else now + lease_s
-
-
-def _failed(record: Record, error: str | None, now: float, *, exhausted: bool) -> Record:
-    metadata = record.metadata if error is None else {**(record.metadata or {}), "error": error}
-    return record._replace(
-        state=State.FAILED,
-        last_seen=now,
-        lease_until=None,
-        metadata=metadata,
-        exhausted=exhausted,
-        version=record.version + 1,
-    )
+def _written(change: Change, record: Record | None = None, now: float = 0.0) -> Decision:
+    """The change is to be stored; a `record` that was looked at is answered as it then is."""
+    after = None if record is None else change.to(record, now)
+    return Decision(Written(change.version, record=after), change)
 
 
 # Each rule narrows the command's type to its own row, and the record's to its columns; the table

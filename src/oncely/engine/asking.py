@@ -3,18 +3,23 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, TypeVar
 
 from oncely._util.chance import CHANCE
-from oncely.core.commands import Ask
+from oncely.core.commands import Ask, Command
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import MessageError
 from oncely.core.ids import check_fingerprint
 from oncely.core.policy import Finding, Policy
-from oncely.core.record import Key, Record, birth_of, check_keys
-from oncely.engine.alike_requests import AlikeAsks
-from oncely.engine.request import Request, json_value, new_token
+from oncely.core.record import Key, Record, birth_of, check_key, check_keys
+from oncely.engine.request import json_value
+
+T = TypeVar("T")
+_ASK = partial(tuple.__new__, Ask)
+"""Makes an Ask of its fields, in half the time."""
 
 _START_BITS = 23
 """A record counts its writes from a random number in the lower half of the range; the upper half is
@@ -30,6 +35,37 @@ Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 """One for all records, or one for each."""
 
 
+def new_token() -> int:
+    """A random token for one Ask and its repetitions, so that no other Ask has the same."""
+    return birth_of(CHANCE.getrandbits(64))
+
+
+def to_ask(
+    key: Key,
+    lease: Duration | None,
+    policy: Policy,
+    fingerprint: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    finding: Finding | None = None,
+    in_doubt: Record | None = None,
+    token: int | None = None,
+    sent_at: float | None = None,
+) -> Ask:
+    """The command of one call. Raises MessageError and ConfigError for what is not usable."""
+    return Ask(
+        check_key(key),
+        policy,
+        policy.lease_s if lease is None else lease_seconds(lease),
+        new_token() if token is None else birth_of(token),
+        check_fingerprint(fingerprint),
+        _metadata(metadata),
+        finding,
+        None if in_doubt is None else in_doubt.fence,
+        CHANCE.getrandbits(_START_BITS),
+        sent_at,
+    )
+
+
 def to_claim(
     keys: Sequence[Key],
     lease: Duration | None,
@@ -42,53 +78,52 @@ def to_claim(
     sent_at: Sequence[float | None] | None = None,
     *,
     taken: Sequence[bool] | None = None,
-) -> Sequence[Request]:
+) -> Sequence[Command]:
     """One for each key. Raises MessageError and ConfigError for what is not usable, and ValueError
     where anything is not given once for each key.
     """
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
-    # Outcomes are made of the keys when somebody looks at them: by then the caller's list may hold
-    # others.
-    keys = [*keys]
     check_keys(keys)
-    # What is the same for all is told once: stores write equal values faster.
-    same: dict[str, Any] = {"count_from": CHANCE.getrandbits(_START_BITS), "finding": finding}
-    columns: dict[str, Sequence[Any]] = {}
-    if in_doubt is not None:
-        same["found_at"] = in_doubt.fence
-    if fingerprints is not None:
-        columns["fingerprint"] = [*map(check_fingerprint, fingerprints)]
-    if metadata is not None and not isinstance(metadata, Mapping):
-        columns["metadata"] = [_metadata(value) for value in metadata]
+    count = len(keys)
+    if metadata is None or isinstance(metadata, Mapping):
+        kept: Iterable[Any] = repeat(_metadata(metadata), count)
     else:
-        same["metadata"] = _metadata(metadata)
-    if sent_at is not None:
-        columns["sent_at"] = [*sent_at]
-    if taken is not None:
-        columns["is_taken"] = taken
-    tokens = _tokens(keys, new_token() if token is None else token)
-    if isinstance(tokens, int):
-        same["token"] = tokens
-    else:
-        columns["token"] = tokens
-    for name, column in columns.items():
-        if len(column) != len(keys):
-            raise ValueError(f"{name}: {len(column)} for {len(keys)} keys; give one for each key")
-    if not keys:
-        return []
-    firsts = {name: column[0] for name, column in columns.items()}
-    first = Ask(keys[0], policy, lease_s, **same, **firsts)
-    return [Request(keys[0], first)] if len(keys) == 1 else AlikeAsks(keys, first, columns)
+        kept = _each("metadata", [*map(_metadata, metadata)], count)
+    columns = (
+        keys,
+        repeat(policy, count),
+        repeat(lease_s, count),
+        _each("token", _tokens(keys, new_token() if token is None else token), count),
+        _each("fingerprint", fingerprints and [*map(check_fingerprint, fingerprints)], count),
+        kept,
+        repeat(finding, count),
+        repeat(None if in_doubt is None else in_doubt.fence, count),
+        repeat(CHANCE.getrandbits(_START_BITS), count),
+        _each("sent_at", sent_at, count),
+        _each("is_taken", taken, count, default=False),
+    )
+    return [*map(_ASK, zip(*columns, strict=False))]
 
 
-def _tokens(keys: Sequence[Key], token: int | Sequence[int]) -> int | Sequence[int]:
+def _each(
+    name: str, values: Sequence[T] | None, count: int, *, default: T | None = None
+) -> Iterable[T | None]:
+    """One value for each key; `default` for all where none are given."""
+    if values is None:
+        return repeat(default, count)
+    if len(values) != count:
+        raise ValueError(f"{name}: {len(values)} for {count} keys; give one for each key")
+    return values
+
+
+def _tokens(keys: Sequence[Key], token: int | Sequence[int]) -> Sequence[int]:
     """The token of each key: as given, or one for all. A key that is given twice gets two tokens,
     so that only one of them is granted.
     """
     if not isinstance(token, int):
         return [*map(birth_of, token)]
     if len(set(keys)) == len(keys):
-        return birth_of(token)
+        return [birth_of(token)] * len(keys)
     asked: Counter[Key] = Counter()
     tokens = []
     for key in keys:

@@ -7,6 +7,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from oncely.core.commands import (
     ClaimOutcome,
+    Command,
     Complete,
     Extend,
     Fail,
@@ -21,16 +22,10 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import to_ask
 from oncely.engine.calls import Calls
 from oncely.engine.mailbox import Mailbox
-from oncely.engine.request import (
-    Request,
-    json_value,
-    raise_if_fenced,
-    renewed,
-    to_write,
-)
+from oncely.engine.request import json_value, raise_if_fenced, renewed
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -73,20 +68,20 @@ class AsyncCalls(ABC):
         return self._calls.mailbox
 
     @abstractmethod
-    async def _settle_one(self, request: Request) -> Outcome:
+    async def _settle_one(self, command: Command) -> Outcome:
         """The outcome of a single call."""
 
-    async def settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+    async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """One outcome for each, in order; a single one goes together with those of others."""
-        if len(requests) == 1:
-            return [await self._settle_one(requests[0])]
-        return await self.run(self._calls._settle, requests)
+        if len(commands) == 1:
+            return [await self._settle_one(commands[0])]
+        return await self.run(self._calls._settle, commands)
 
-    async def settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
+    async def settle_each(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
         """As `settle`, with an error in the place of an outcome where it concerns one of many."""
-        if len(requests) == 1:
-            return [await self._settle_one(requests[0])]
-        return await self.run(self._calls._settle_each, requests)
+        if len(commands) == 1:
+            return [await self._settle_one(commands[0])]
+        return await self.run(self._calls._settle_each, commands)
 
     @abstractmethod
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -112,10 +107,10 @@ class AsyncCalls(ABC):
         sent_at: float | None = None,
     ) -> ClaimOutcome:
         """Ask for the right to process the message `key` now."""
-        [request] = to_claim(
-            [key], lease, policy, [fingerprint], metadata, finding, in_doubt, token, [sent_at]
+        command = to_ask(
+            key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
         )
-        return cast(ClaimOutcome, await self._settle_one(request))
+        return cast(ClaimOutcome, await self._settle_one(command))
 
     claim_many = awaited(Calls.claim_many)
 
@@ -127,7 +122,8 @@ class AsyncCalls(ABC):
         """The handler has succeeded; `deferred` is stored with that."""
         if deferred:
             return await self.run(self._calls.handled, claim, result, deferred)
-        return renewed(claim, await self._written(MarkHandled(claim, json_value(result))))
+        outcome = await self._written(MarkHandled(claim, json_value(result)))
+        return renewed(claim, outcome)._replace(is_handled=True)
 
     handled_many = awaited(Calls.handled_many)
     write_all = awaited(Calls.write_all)
@@ -157,7 +153,7 @@ class AsyncCalls(ABC):
     extend_many = awaited(Calls.extend_many)
 
     async def _written(self, command: Held) -> WriteOutcome:
-        return cast(WriteOutcome, await self._settle_one(to_write(command)))
+        return cast(WriteOutcome, await self._settle_one(command))
 
     count_delivery = awaited(Calls.count_delivery)
 

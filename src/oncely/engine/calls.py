@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from oncely.core.commands import (
     ClaimOutcome,
+    Command,
     Complete,
     Confirm,
     CountDelivery,
@@ -22,18 +23,16 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, check_key
 from oncely.core.waiting import WaitingMessage, retry_name
-from oncely.engine.alike_requests import AlikeWrites, to_extend
-from oncely.engine.asking import Metadata, to_claim
+from oncely.engine.asking import Metadata, to_ask, to_claim
 from oncely.engine.mailbox import Mailbox, keep_anew
 from oncely.engine.means import SettlingMeans
 from oncely.engine.request import (
-    Request,
     Write,
     json_value,
     raise_if_fenced,
     raise_if_refused,
     renewed,
-    to_write,
+    to_extend,
 )
 from oncely.stores.store import Transaction
 
@@ -80,10 +79,10 @@ class Calls(SettlingMeans):
         policy's `on_too_old` is not "run", a message that may have been handled and forgotten is
         answered by TooOld.
         """
-        [request] = to_claim(
-            [key], lease, policy, [fingerprint], metadata, finding, in_doubt, token, [sent_at]
+        command = to_ask(
+            key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
         )
-        return cast(ClaimOutcome, self._settle_one(request))
+        return cast(ClaimOutcome, self._settle_one(command))
 
     def claim_many(
         self,
@@ -104,10 +103,10 @@ class Calls(SettlingMeans):
         key. Of a key that is given twice, the first is granted, and the other finds it busy. A
         `token` is for the same keys in the same order.
         """
-        requests = to_claim(
+        commands = to_claim(
             keys, lease, policy, fingerprints, metadata, finding, in_doubt, token, sent_at
         )
-        return cast(Sequence[ClaimOutcome], self._settle(requests))
+        return cast(Sequence[ClaimOutcome], self._settle(commands))
 
     # ---- With a claim --------------------------------------------------------------------------
 
@@ -121,9 +120,8 @@ class Calls(SettlingMeans):
         cannot defer messages.
         """
         mark = MarkHandled(claim, json_value(result))
-        if not deferred:
-            return renewed(claim, self._call(mark))
-        return renewed(claim, self.write_all([Write(mark, deferred)])[0])
+        outcome = self.write_all([Write(mark, deferred)])[0] if deferred else self._call(mark)
+        return renewed(claim, outcome)._replace(is_handled=True)
 
     def handled_many(
         self,
@@ -146,10 +144,10 @@ class Calls(SettlingMeans):
         """
         all_ = [*writes]
         if not any(write.kept or write.is_over or write.removed for write in all_):
-            return self._write([to_write(write.command) for write in all_])
+            return self._write([write.command for write in all_])
 
         def work(transaction: Transaction) -> Sequence[WriteOutcome]:
-            commands = [to_write(write.command) for write in all_]
+            commands = [write.command for write in all_]
             outcomes = self._settle_in(transaction, commands)
             # A repeated write was stored before, and its messages may be sent by now: they are not
             # kept again.
@@ -177,9 +175,9 @@ class Calls(SettlingMeans):
     ) -> Sequence[WriteOutcome]:
         """`complete` for each; a claim that is not the newest is answered by Fenced."""
         if results is None:
-            return self._write(AlikeWrites(claims, Complete))
+            return self._write([*map(Complete, claims)])
         pairs = zip(claims, map(json_value, results), strict=True)
-        return self._write([to_write(Complete(claim, value)) for claim, value in pairs])
+        return self._write([Complete(claim, value) for claim, value in pairs])
 
     def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
         """The handler has failed; after a `final` failure no further try is granted.
@@ -194,7 +192,7 @@ class Calls(SettlingMeans):
     ) -> Sequence[WriteOutcome]:
         """`fail` for each; a claim that is not the newest is answered by Fenced."""
         pairs = zip(claims, map(describe, errors), strict=True)
-        return self._write([to_write(Fail(claim, text, final)) for claim, text in pairs])
+        return self._write([Fail(claim, text, final) for claim, text in pairs])
 
     def release(self, claim: Claim) -> None:
         """Give the claim back as if it had never been granted.
@@ -205,7 +203,7 @@ class Calls(SettlingMeans):
 
     def release_many(self, claims: Sequence[Claim]) -> Sequence[WriteOutcome]:
         """`release` for each; a claim that is not the newest is answered by Fenced."""
-        return self._write(AlikeWrites(claims, Release))
+        return self._write([*map(Release, claims)])
 
     def extend(self, claim: Claim, lease: Duration) -> Claim:
         """Renew the lease, counted from now by the store's clock.
@@ -220,10 +218,10 @@ class Calls(SettlingMeans):
         return self._write(to_extend(claims, lease))
 
     def _call(self, command: Held) -> WriteOutcome:
-        return cast(WriteOutcome, self._settle_one(to_write(command)))
+        return cast(WriteOutcome, self._settle_one(command))
 
-    def _write(self, requests: Sequence[Request]) -> Sequence[WriteOutcome]:
-        return cast(Sequence[WriteOutcome], self._settle(requests))
+    def _write(self, commands: Sequence[Command]) -> Sequence[WriteOutcome]:
+        return cast(Sequence[WriteOutcome], self._settle(commands))
 
     # ---- Without a claim -----------------------------------------------------------------------
 
@@ -232,7 +230,7 @@ class Calls(SettlingMeans):
 
         Raises RefusedError where there is none.
         """
-        outcome = self._settle_one(Request(check_key(key), CountDelivery()))
+        outcome = self._settle_one(CountDelivery(check_key(key)))
         return cast(Record, raise_if_refused(key, outcome, "there is nothing to count"))
 
     # ---- Steps ---------------------------------------------------------------------------------
@@ -258,7 +256,7 @@ class Calls(SettlingMeans):
         kept = json_value(result)
 
         def work(transaction: Transaction) -> None:
-            [outcome] = self._settle_in(transaction, [to_write(Confirm(claim))])
+            [outcome] = self._settle_in(transaction, [Confirm(claim)])
             raise_if_fenced(cast(WriteOutcome, outcome))
             transaction.keep_step(claim.key, name, kept)
 

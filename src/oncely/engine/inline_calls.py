@@ -8,10 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from oncely._util import clock
-from oncely.core.commands import Outcome
+from oncely.core.commands import Command, Outcome
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.calls import Calls
-from oncely.engine.request import Request
 
 T = TypeVar("T")
 
@@ -27,8 +26,8 @@ class InlineCalls(AsyncCalls):
         """These."""
         return self
 
-    async def _settle_one(self, request: Request) -> Outcome:
-        return self._calls._settle_one(request)
+    async def _settle_one(self, command: Command) -> Outcome:
+        return self._calls._settle_one(command)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function` returns."""

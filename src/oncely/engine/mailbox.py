@@ -29,9 +29,8 @@ from oncely.core.waiting import (
     retries_of,
     retry_name,
 )
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import to_ask
 from oncely.engine.means import SettlingMeans
-from oncely.engine.request import Request, to_write
 from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
 _PAGE = 100
@@ -164,7 +163,7 @@ class Mailbox:
         if self._means.can_defer:
             self._means._transact(work)
         else:
-            self._means._settle([Request(key, Finish()) for key in keys])
+            self._means._settle([Finish(key) for key in keys])
 
     def _finish(
         self, transaction: Transaction, keys: Sequence[Key], found: Mapping[Key, Record]
@@ -172,7 +171,7 @@ class Mailbox:
         if not keys:
             return
         unsent = {each.parent for each in transaction.waiting(keys) if each.queue == OUTBOX}
-        done = [Request(key, Finish(), found.get(key)) for key in keys if key not in unsent]
+        done = [Finish(key, found.get(key)) for key in keys if key not in unsent]
         self._means._settle_in(transaction, done)
 
 
@@ -241,12 +240,12 @@ class LedgerMailbox(Mailbox):
         Raises MessageError for what is not a message.
         """
         rows = WaitingMessage.queued(queue, [check_message(message)])
-        [request] = to_claim([key], None, policy, None, None, None, None)
+        command = to_ask(key, None, policy)
 
         def work(transaction: Transaction) -> ClaimOutcome:
-            [outcome] = self._means._settle_in(transaction, [request])
+            [outcome] = self._means._settle_in(transaction, [command])
             if isinstance(outcome, Granted):
-                self._means._settle_in(transaction, [to_write(Complete(outcome.claim))])
+                self._means._settle_in(transaction, [Complete(outcome.claim)])
                 transaction.keep(rows)
             return cast(ClaimOutcome, outcome)
 
@@ -295,26 +294,26 @@ class LedgerMailbox(Mailbox):
         wait.
         """
         return self._means._transact(
-            lambda transaction: self._change_retry(transaction, key, RunNow(), None, 0.0)
+            lambda transaction: self._change_retry(transaction, RunNow(key), None, 0.0)
         )
 
     def cancel(self, key: Key, by: str, why: str) -> Outcome:
         """Set a waiting retry aside. Raises RefusedError where it does not wait."""
         reason = f"cancelled by {by}: {why}" if why else f"cancelled by {by}"
         return self._means._transact(
-            lambda transaction: self._change_retry(transaction, key, Cancel(by, why), reason, None)
+            lambda transaction: self._change_retry(transaction, Cancel(key, by, why), reason, None)
         )
 
     def _change_retry(
         self,
         transaction: Transaction,
-        key: Key,
         command: RunNow | Cancel,
         reason: str | None,
         retry_s: float | None,
     ) -> Outcome:
+        key = command.key
         # First: it holds the record, so that nobody begins with the message meanwhile.
-        [outcome] = self._means._settle_in(transaction, [Request(key, command)])
+        [outcome] = self._means._settle_in(transaction, [command])
         found = [each for each in transaction.waiting([key]) if each.name == retry_name(each.queue)]
         if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
             return outcome
@@ -335,7 +334,7 @@ class LedgerMailbox(Mailbox):
         def work(transaction: Transaction) -> int:
             letters, _ = _set_aside(transaction, ids, _is_dead)
             resets = [
-                Request(each.parent, Reset(by, why, is_edited=message is not None))
+                Reset(each.parent, by, why, is_edited=message is not None)
                 for each in letters
                 if each.name == retry_name(each.queue)
             ]

@@ -34,9 +34,7 @@ from oncely.core.commands import (
     Written,
 )
 from oncely.core.errors import OncelyError
-from oncely.core.record import Key, State
-from oncely.engine.alike import AlikeOutcomes
-from oncely.engine.request import Request
+from oncely.core.record import Key
 from oncely.engine.settle import LedgerObserver
 from oncely.stores.store import Store
 
@@ -115,14 +113,14 @@ class Recorder:
     # ---- Being told ----------------------------------------------------------------------------
 
     def settled(
-        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
+        self, commands: Sequence[Command], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
         """As LedgerObserver says."""
         if self._store.keeps_operations and not self.is_silent:
-            self._count(requests, results)
+            self._count(commands, results)
             self._start()
         if self.metrics is not None:
-            self.metrics.settled(requests, results, took_s)
+            self.metrics.settled(commands, results, took_s)
 
     def purged(self, consumer: str | None, count: int) -> None:
         """As LedgerObserver says."""
@@ -157,30 +155,21 @@ class Recorder:
                 self._counted.append((consumer, bucket, count))
             self._start()
 
-    def _count(self, requests: Sequence[Request], results: Sequence[Outcome | Exception]) -> None:
-        # Writers wait for this, and most batches are alike: those are counted at once.
-        if type(results) is AlikeOutcomes:
-            self._count_alike(results.keys, requests[0].command, results.first)
-            return
-        firsts = []
-        for n, result in enumerate(results):
-            if isinstance(result, Granted) and result.claim.former is None:
-                firsts.append(result.claim.key)
-            else:
-                request = requests[n]
-                self._count_alike([request.key], request.command, result)
-        self._granted(firsts)
+    def _count(self, commands: Sequence[Command], results: Sequence[Outcome | Exception]) -> None:
+        # Writers wait for this, and most commands of a batch are alike: those are counted at once.
+        pairs = zip(commands, results, strict=True)
+        for _, same in groupby(pairs, _counted_as):
+            alike = [*same]
+            self._count_alike([each.key for each, _ in alike], *alike[0])
 
     def _count_alike(
         self, keys: Sequence[Key], command: Command, outcome: Outcome | Exception
     ) -> None:
-        """Count requests of one consumer with one command and one outcome, which the records of all
-        of them are alike for.
-        """
-        consumer = keys[0].consumer
+        """Count commands of one consumer that are counted alike, of which one is this."""
+        consumer = command.key.consumer
         match outcome:
             case Granted(claim):
-                self._granted(keys)
+                self._claimed.update(dict.fromkeys(keys, time.perf_counter()))
                 if claim.takes_over:
                     self._counted.append((consumer, _IN_DOUBT, len(keys)))
             case Duplicate():
@@ -192,18 +181,15 @@ class Recorder:
             case Written() if isinstance(command, MarkHandled | Complete | Fail):
                 self._told(keys, command, outcome)
 
-    def _granted(self, keys: Sequence[Key]) -> None:
-        self._claimed.update(dict.fromkeys(keys, time.perf_counter()))
-
     def _told(self, keys: Sequence[Key], command: Held, written: Written) -> None:
         # What was handled before was counted then.
-        if command.claim.record.state is not State.PROCESSING or written.is_repeated:
+        if command.claim.is_handled or written.is_repeated:
             return
         consumer = keys[0].consumer
         self._counted.append(
             (consumer, _FAILED if isinstance(command, Fail) else _HANDLED, len(keys))
         )
-        if isinstance(command, Fail) and written.record is not None and written.record.exhausted:
+        if isinstance(command, Fail) and command.final:
             self._counted.append((consumer, _EXHAUSTED, len(keys)))
         now = time.perf_counter()
         # Claims of one batch were granted at one time.
@@ -337,6 +323,18 @@ class Recorder:
                 self._told_at = 0.0
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()
+
+
+def _counted_as(pair: tuple[Command, Outcome | Exception]) -> tuple[object, ...]:
+    """On what it depends how a command is counted."""
+    command, outcome = pair
+    what: object = None
+    if isinstance(outcome, Granted):
+        what = outcome.claim.takes_over
+    elif isinstance(outcome, Written) and isinstance(command, Held):
+        is_final = isinstance(command, Fail) and command.final
+        what = command.claim.is_handled, outcome.is_repeated, is_final
+    return command.key.consumer, type(command), type(outcome), what
 
 
 def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:

@@ -1,13 +1,13 @@
-"""Requests: a command for a key, and answers as callers get them."""
+"""Commands as callers give them, and answers as callers get them."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from oncely._util.chance import CHANCE
 from oncely.core.commands import (
     Command,
+    Extend,
     Granted,
     Handled,
     Held,
@@ -17,9 +17,10 @@ from oncely.core.commands import (
     WriteOutcome,
     Written,
 )
+from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import FencedError, MessageError, RefusedError
 from oncely.core.message import Message, check_message
-from oncely.core.record import Claim, Key, Record, birth_of
+from oncely.core.record import Claim, Key, Record
 from oncely.core.waiting import WaitingMessage
 
 
@@ -34,28 +35,16 @@ class Write(NamedTuple):
     """Messages to remove from queues of the same database, as far as they are still held."""
 
 
-class Request(NamedTuple):
-    """A command for one key, and the record that is believed to be stored."""
-
-    key: Key
-    command: Command
-    believed: Record | None = None
+def to_extend(claims: Sequence[Claim], lease: Duration) -> Sequence[Command]:
+    """The commands that renew these leases. Raises ConfigError for what is not one."""
+    lease_s = lease_seconds(lease)
+    return [Extend(claim, lease_s) for claim in claims]
 
 
-def new_token() -> int:
-    """A random token for one Ask and its repetitions, so that no other Ask has the same."""
-    return birth_of(CHANCE.getrandbits(64))
-
-
-def to_write(command: Held) -> Request:
-    """The request of a claim's holder, who believes that the record is as the claim last saw it."""
-    return Request(command.claim.key, command, command.claim.record)
-
-
-def to_give_back(outcome: Outcome) -> Request | None:
-    """The request that gives back a claim whose asker has gone; None where there is no claim."""
+def to_give_back(outcome: Outcome) -> Command | None:
+    """The command that gives back a claim whose asker has gone; None where there is no claim."""
     if isinstance(outcome, Granted | Handled):
-        return to_write(Release(outcome.claim))
+        return Release(outcome.claim)
     return None
 
 
@@ -88,10 +77,10 @@ def _body(content: Any) -> bytes:
         raise MessageError("body with a lone surrogate") from error
 
 
-def raise_if_fenced(outcome: WriteOutcome) -> Record | None:
-    """The record as it was written. Raises FencedError where nothing was."""
+def raise_if_fenced(outcome: WriteOutcome) -> Written:
+    """The outcome of a write that was stored. Raises FencedError where it was not."""
     if isinstance(outcome, Written):
-        return outcome.record
+        return outcome
     newest = "gone" if outcome.record is None else f"at fence {outcome.record.fence}"
     raise FencedError(f"the claim is not the newest: its record is {newest}")
 
@@ -106,5 +95,5 @@ def raise_if_refused(key: Key, outcome: Outcome, refusal: str) -> Record | None:
 
 def renewed(claim: Claim, outcome: WriteOutcome) -> Claim:
     """The claim as it is now. Raises FencedError where nothing was written."""
-    record = raise_if_fenced(outcome)
-    return claim if record is None else claim._replace(record=record)
+    version = raise_if_fenced(outcome).version
+    return claim if version is None else claim._replace(version=version)

@@ -1,29 +1,35 @@
 """Settler: asks the rules, stores their answers, and decides again where a write lost a race."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, repeat
+from operator import attrgetter, is_
 from typing import Protocol, cast
 
-from oncely.core.commands import Outcome
+from oncely.core.cases import Case, answers_of, believed_by, case_of, cases_of, terms_of
+from oncely.core.change import Change
+from oncely.core.commands import Ask, Command, Finish, Held, Outcome
 from oncely.core.errors import ContentionError, KeysLocked, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.core.rules import Decision, decide, while_locked
+from oncely.core.rules import Decision, decide, depends_on_horizon, while_locked
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.alike import AlikeDecision, AlikeOutcomes, decide_alike
-from oncely.engine.alike_requests import believe_nothing, grouped, with_horizon
-from oncely.engine.request import Request
-from oncely.stores.store import Change, Records
+from oncely.stores.store import Believed, Records
 
 _ROUNDS = 50
 """How often a record may change between reading and writing it before that is an error."""
 
 _LOST_REPLIES = 3
-"""How often the connection may break during one request."""
+"""How often the connection may break during one command."""
 
-_Pending = list[tuple[int, Request]]
+_Pending = list[tuple[int, Command, Record | None]]
+"""Each with its index and, where it was read, its record."""
 _Outcomes = list[Outcome | Exception | None]
 _Writes = dict[Key, tuple[int, Decision, Record | None]]
+_key_of = attrgetter("key")
+_is_open = partial(is_, None)
+"""Whether there is no outcome yet."""
 BelievedHorizons = dict[str, float | None]
 """The horizon of each consumer, as it is believed to be; None where it has none."""
 
@@ -35,14 +41,14 @@ class Beliefs:
     horizons: BelievedHorizons = field(default_factory=dict)
     """As they were read last."""
     meets_records: bool = False
-    """Whether most messages of the last requests had a record: then records are read first."""
+    """Whether most messages of the last commands had a record: then records are read first."""
 
 
 class SettleObserver(Protocol):
     """Is called with what a settler did. Its methods must not raise, here and below."""
 
     def settled(
-        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], took_s: float
+        self, commands: Sequence[Command], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
         """Requests went to the store together; each has its outcome or its error, in order."""
 
@@ -68,7 +74,7 @@ class LedgerObserver(SettleObserver, RelayObserver, Protocol):
 
 
 class Settler:
-    """Settles requests of any kind, for any keys: where none is in conflict, with one exchange
+    """Settles commands of any kind, for any keys: where none is in conflict, with one exchange
     for those that begin records and one for those that change some.
     """
 
@@ -82,36 +88,36 @@ class Settler:
         self.observer = observer
         self.beliefs = beliefs or Beliefs()
 
-    def settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+    def settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """One outcome for each, in order. After an error, some may be settled nevertheless."""
         began = time.perf_counter()
         try:
-            settled = self._settle(requests, [None] * len(requests))
+            settled = self._settle(commands, [None] * len(commands))
             _raise_first(settled)
         except Exception as error:
-            self._show(requests, [error] * len(requests), began)
+            self._show(commands, [error] * len(commands), began)
             raise
         outcomes = cast(Sequence[Outcome], settled)
-        self._show(requests, outcomes, began)
+        self._show(commands, outcomes, began)
         return outcomes
 
-    def settle_each(self, requests: Sequence[Request]) -> Sequence[Outcome | Exception]:
+    def settle_each(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
         """As `settle`, for independent callers: an error takes the place of one outcome.
 
         Only StoreUnavailable is the answer to all that were not settled before it.
         """
-        outcomes: _Outcomes = [None] * len(requests)
+        outcomes: _Outcomes = [None] * len(commands)
         began = time.perf_counter()
         try:
-            results = self._settle(requests, outcomes)
+            results = self._settle(commands, outcomes)
         except Exception as error:  # noqa: BLE001 - the callers whom it concerns get it.
-            results = self._each_after(error, requests, outcomes)
+            results = self._each_after(error, commands, outcomes)
         settled = cast(Sequence[Outcome | Exception], results)
-        self._show(requests, settled, began)
+        self._show(commands, settled, began)
         return settled
 
     def _each_after(
-        self, error: Exception | None, requests: Sequence[Request], outcomes: _Outcomes
+        self, error: Exception | None, commands: Sequence[Command], outcomes: _Outcomes
     ) -> _Outcomes:
         """What each gets after that error of them all."""
         results = [*outcomes]
@@ -125,105 +131,128 @@ class Settler:
                 alone: _Outcomes = [None]
                 try:
                     error = None
-                    [results[n]] = self._settle([requests[n]], alone)
+                    [results[n]] = self._settle([commands[n]], alone)
                 except Exception as own:  # noqa: BLE001 - see above.
                     error = own
                     results[n] = alone[0] or own
         return results
 
     def _show(
-        self, requests: Sequence[Request], results: Sequence[Outcome | Exception], began: float
+        self, commands: Sequence[Command], results: Sequence[Outcome | Exception], began: float
     ) -> None:
         if self.observer is not None:
-            self.observer.settled(requests, results, time.perf_counter() - began)
+            self.observer.settled(commands, results, time.perf_counter() - began)
 
-    def _settle(
-        self, requests: Sequence[Request], outcomes: _Outcomes
-    ) -> Sequence[Outcome | Exception | None]:
+    def _settle(self, commands: Sequence[Command], outcomes: _Outcomes) -> _Outcomes:
         """Fill in the outcomes, and return them; where it ends in an error, those that hold."""
-        if not requests:
+        if not commands:
             return outcomes
-        horizons = self._believed_horizons(requests)
+        horizons = self._believed_horizons(commands)
         locked: set[Key] = set()
-        are_new = believe_nothing(requests)
-        looks_first = are_new and self.beliefs.meets_records
-        alike = None if looks_first else _decided_alike(requests, horizons)
-        if alike is not None:
-            written = self._store_alike(alike, horizons, locked)
-            if len(written) == len(requests):
-                return alike.outcomes
-            _fill_in(outcomes, alike, written)
-            looks_first = True
-        pending = [(n, requests[n]) for n, outcome in enumerate(outcomes) if outcome is None]
-        now = None
+        are_new = {*map(type, commands)} == {Ask}
         lost = found = 0
         for number in range(_ROUNDS):
-            if number or looks_first:
-                now, pending = self._looked_up(pending, horizons, outcomes)
-                found = found or sum(request.believed is not None for _, request in pending)
             try:
-                self._round(pending, outcomes, now, horizons, locked)
+                if number or (are_new and self.beliefs.meets_records):
+                    left = [
+                        (n, commands[n]) for n, outcome in enumerate(outcomes) if outcome is None
+                    ]
+                    now, pending = self._looked_up(left, horizons, outcomes)
+                    found = found or sum(record is not None for *_, record in pending)
+                    self._round(pending, outcomes, now, horizons, locked)
+                else:
+                    self._first_round(commands, outcomes, horizons, locked)
             except ReplyLost as error:
                 # It may be stored or not: asking again gives the answer that was lost.
                 lost += 1
                 if lost == _LOST_REPLIES:
                     raise StoreUnavailable(str(error)) from error
-            pending = [item for item in pending if outcomes[item[0]] is None]
-            if not pending:
+            if not any(map(_is_open, outcomes)):
                 if are_new:
-                    self.beliefs.meets_records = found > len(requests) // 2
+                    self.beliefs.meets_records = found > len(commands) // 2
                 return outcomes
         raise ContentionError(
-            f"{len(pending)} records changed {_ROUNDS} times while they were being written"
+            f"{outcomes.count(None)} records changed {_ROUNDS} times while they were being written"
         )
 
-    def _store_alike(
-        self, decision: AlikeDecision, horizons: BelievedHorizons, locked: set[Key]
-    ) -> set[Key]:
-        """The keys of what is stored; those that turn out to be locked are added to `locked`."""
-        try:
-            if decision.old is not None:
-                return self._store.swap(decision.changes)
-            return self._store.insert(decision.new, horizons or None)
-        except KeysLocked as error:
-            locked |= error.keys
-            return {*error.written}
-        except ReplyLost:
-            # It may be stored or not: asked again one by one, each gets the answer that was lost.
-            return set()
+    def _first_round(
+        self,
+        commands: Sequence[Command],
+        outcomes: _Outcomes,
+        horizons: BelievedHorizons,
+        locked: set[Key],
+    ) -> None:
+        """Store what can be decided before any record is read, case by case, and fill in the
+        outcomes of what is stored; those that turn out to be locked are added to `locked`.
+        """
+        for indexes, alike in _cases(commands, horizons):
+            horizon = horizons.get(alike[0].key.consumer) if horizons else None
+            outcome, change, _ = decide(believed_by(alike[0]), alike[0], 0.0, horizon)
+            if change is None:
+                continue
+            answers: Iterable[Outcome] = repeat(outcome)
+            try:
+                if isinstance(change, Change):
+                    case = case_of(change, alike)
+                    answers = answers_of(outcome, alike, case)
+                    written: Collection[Key] = self._write(case, horizons)
+                else:
+                    written = self._store.delete([*map(_believed_of, alike)])
+            except KeysLocked as error:
+                locked |= error.keys
+                written = error.written
+            if len(written) == len(commands):
+                outcomes[:] = islice(answers, len(commands))
+                return
+            for n, command, answer in zip(indexes, alike, answers, strict=False):
+                if command.key in written:
+                    outcomes[n] = answer
+        found = [c for c in commands if isinstance(c, Finish) and c.found is not None]
+        if found:
+            read: _Pending = [(commands.index(c), c, c.found) for c in found]
+            self._round(read, outcomes, 0.0, horizons, locked)
+
+    def _write(self, case: Case, horizons: BelievedHorizons) -> set[Key]:
+        """The keys of what is stored of a case."""
+        if case.rows[0][1] is not None:
+            return self._store.update(case)
+        # What was decided without a horizon is written without one, at half the price.
+        names = {row[0].consumer for row in case.rows} & horizons.keys() if horizons else ()
+        return self._store.insert(case, {name: horizons[name] for name in names} or None)
 
     def _looked_up(
-        self, pending: _Pending, horizons: BelievedHorizons, outcomes: _Outcomes
+        self,
+        left: Sequence[tuple[int, Command]],
+        horizons: BelievedHorizons,
+        outcomes: _Outcomes,
     ) -> tuple[float, _Pending]:
         """Look these up: the store's clock, and each with its record as it was then. `horizons` are
         brought up to date. Where the whole table is locked, all get that as their outcome.
         """
         try:
-            loaded = self._store.load({request.key for _, request in pending})
+            loaded = self._store.load({command.key for _, command in left})
         except KeysLocked as error:
             if not error.keys:
                 raise
-            for n, (key, command, believed) in pending:
-                outcomes[n] = while_locked(believed, command, 0.0) or _locked(key)
+            for n, command in left:
+                outcomes[n] = while_locked(None, command, 0.0) or _locked(command.key)
             return 0.0, []
-        there = [
-            (n, request._replace(believed=loaded.records.get(request.key)))
-            for n, request in pending
-        ]
+        there = [(n, command, loaded.records.get(command.key)) for n, command in left]
         # Of no others: what was believed of a consumer whose records are all there may be wrong.
-        read = self._read_horizons([r for _, r in there if r.believed is None])
+        read = self._read_horizons([command for _, command, record in there if record is None])
         horizons.clear()
         horizons |= read
         return loaded.now, there
 
-    def _believed_horizons(self, requests: Sequence[Request]) -> BelievedHorizons:
+    def _believed_horizons(self, commands: Sequence[Command]) -> BelievedHorizons:
         """The horizons that these depend on, where they do. A horizon that is not known is not
         read: most consumers have none, and an insert fails where that belief is wrong.
         """
-        return {name: self.beliefs.horizons.get(name) for name in with_horizon(requests)}
+        names = _with_horizon(commands)
+        return {name: self.beliefs.horizons.get(name) for name in names} if names else {}
 
-    def _read_horizons(self, requests: Sequence[Request]) -> BelievedHorizons:
-        names = with_horizon(requests)
+    def _read_horizons(self, commands: Sequence[Command]) -> BelievedHorizons:
+        names = _with_horizon(commands)
         read = self._store.horizons(names) if names else {}
         self.beliefs.horizons |= {name: read.get(name) for name in names}
         return {name: read.get(name) for name in names}
@@ -232,37 +261,32 @@ class Settler:
         self,
         pending: _Pending,
         outcomes: _Outcomes,
-        now: float | None,
+        now: float,
         horizons: BelievedHorizons,
         locked: set[Key],
     ) -> None:
-        """Decide and store once; fill in the outcomes that hold, also after an error.
+        """Decide on the records that were found, and store once; fill in the outcomes that hold,
+        also after an error.
 
         Nothing is stored for the `locked` keys; those that turn out to be locked are added.
-
-        `now` is None while the believed records were not loaded. Then the round decides as if the
-        store's clock stood at zero: stores add their clock to what they write.
         """
         writes: _Writes = {}
-        for n, (key, command, believed) in pending:
-            decision = decide(believed, command, now or 0.0, horizons.get(key.consumer))
-            if decision.new is not believed and key in locked:
+        for n, command, record in pending:
+            key = command.key
+            decision = decide(record, command, now, horizons.get(key.consumer))
+            if decision.change is None:
+                outcomes[n] = decision.outcome
+            elif key in locked:
                 answer = (
-                    decision.outcome
-                    if decision.optional
-                    else while_locked(believed, command, now or 0.0)
+                    decision.outcome if decision.optional else while_locked(record, command, now)
                 )
                 outcomes[n] = answer or _locked(key)
-            elif decision.new is not believed:
-                # Of two for one key, the second waits for the next round, unless its write is
-                # optional.
-                if writes.setdefault(key, (n, decision, believed))[0] != n and decision.optional:
-                    outcomes[n] = decision.outcome
-            elif now is not None:
+            # Of two for one key, the second waits for the next round, unless its write is optional.
+            elif writes.setdefault(key, (n, decision, record))[0] != n and decision.optional:
                 outcomes[n] = decision.outcome
         written: set[Key] = set()
         try:
-            self._store_all(writes, now or 0.0, horizons, written)
+            self._store_all(writes, horizons, written)
         except KeysLocked as error:
             written |= error.written
             locked |= error.keys
@@ -271,42 +295,62 @@ class Settler:
                 if key in written or decision.optional:
                     outcomes[n] = decision.outcome
 
-    def _store_all(
-        self, writes: _Writes, now: float, horizons: BelievedHorizons, written: set[Key]
-    ) -> None:
+    def _store_all(self, writes: _Writes, horizons: BelievedHorizons, written: set[Key]) -> None:
         """Add to `written` the keys of what is stored."""
-        # A record that was decided without a horizon is written without one, at half the price.
-        decided: list[Record] = []
-        others: list[Record] = []
-        changes = []
-        for _, decision, believed in writes.values():
-            new = None if decision.new is None else _from_now(decision.new, now)
-            if believed is not None:
-                changes.append(Change(believed, new))
-            elif new is not None:
-                (decided if new.key.consumer in horizons else others).append(new)
-        if others:
-            written |= self._store.insert(others)
-        if decided:
-            names = {new.key.consumer for new in decided}
-            written |= self._store.insert(decided, {name: horizons[name] for name in names})
-        if changes:
-            written |= self._store.swap(changes)
+        removed: list[Believed] = []
+        changes: list[tuple[Key, int | None, Change]] = []
+        for key, (_, decision, record) in writes.items():
+            version = None if record is None else record.version
+            if isinstance(decision.change, Change):
+                changes.append((key, version, decision.change))
+            elif version is not None:
+                removed.append((key, version))
+        for case in cases_of(changes):
+            written |= self._write(case, horizons)
+        if removed:
+            written |= self._store.delete(removed)
 
 
-def _decided_alike(requests: Sequence[Request], horizons: BelievedHorizons) -> AlikeDecision | None:
-    is_concerned = any(at is not None for at in horizons.values())
-    alike = None if is_concerned else grouped(requests)
-    return None if alike is None else decide_alike(alike)
+def _cases(
+    commands: Sequence[Command], horizons: BelievedHorizons
+) -> Iterable[tuple[Sequence[int], Sequence[Command]]]:
+    """These in parts that each are one case, with their indexes; without those of which no answer
+    is known before their records are read. Of two for one key, the second has to see what becomes
+    of the first.
+    """
+    if horizons:
+        at = [horizons.get(command.key.consumer) for command in commands]
+        terms = [*map(terms_of, commands, at)]
+    else:
+        terms = [*map(terms_of, commands, repeat(None))]
+    is_usual = not horizons and terms.count(terms[0]) == len(terms)
+    if is_usual and (len(terms) == 1 or len({*map(_key_of, commands)}) == len(terms)):
+        # One case, without a look at each.
+        return [] if terms[0] is None else [(range(len(commands)), commands)]
+    seen: set[Key] = set()
+    cases: dict[Hashable, tuple[list[int], list[Command]]] = {}
+    for n, (command, of) in enumerate(zip(commands, terms, strict=True)):
+        key = command.key
+        if of is not None and key not in seen:
+            seen.add(key)
+            indexes, alike = cases.setdefault((of, key.consumer in horizons), ([], []))
+            indexes.append(n)
+            alike.append(command)
+    return cases.values()
 
 
-def _fill_in(outcomes: _Outcomes, decision: AlikeDecision, written: set[Key]) -> None:
-    """Fill in the outcomes of what is written."""
-    answers = decision.outcomes
-    indexes = range(len(outcomes)) if decision.indexes is None else decision.indexes
-    for n, key, outcome in zip(indexes, answers.keys, answers, strict=True):
-        if key in written:
-            outcomes[n] = outcome
+def _with_horizon(commands: Sequence[Command]) -> set[str]:
+    """The consumers of which an answer depends on the horizon."""
+    names = set()
+    for command in commands:
+        if isinstance(command, Ask) and command.sent_at is not None and depends_on_horizon(command):
+            names.add(command.key.consumer)
+    return names
+
+
+def _believed_of(command: Command) -> Believed:
+    claim = cast(Held, command).claim
+    return claim.key, claim.version
 
 
 def _locked(key: Key) -> KeysLocked:
@@ -316,17 +360,9 @@ def _locked(key: Key) -> KeysLocked:
 
 
 def _raise_first(outcomes: Sequence[Outcome | Exception | None]) -> None:
-    if type(outcomes) is AlikeOutcomes:
-        return
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-
-
-def _from_now(record: Record, now: float) -> Record:
-    if record.lease_until is None or now == 0.0:
-        return record
-    return record._replace(lease_until=record.lease_until - now)
 
 
 def _once_more(error: StoreUnavailable) -> StoreUnavailable:

@@ -11,7 +11,8 @@ from oncely._util import clock
 from oncely._util.chance import new_name
 from oncely._util.forking import end_child
 from oncely._util.unawaited import Unawaited
-from oncely.core.commands import Outcome
+from oncely.core.cases import Case
+from oncely.core.commands import Command, Outcome
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError
@@ -19,14 +20,13 @@ from oncely.core.ids import check_ids
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
-from oncely.core.rules import completed, decide, spared_s
+from oncely.core.rules import first_completion, spared_s
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import to_ask
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.calls import Calls
-from oncely.engine.request import Request, sent_message
+from oncely.engine.request import sent_message
 from oncely.engine.settle import Beliefs, SettleObserver, Settler
-from oncely.stores.alike import AlikeRecords
 from oncely.stores.store import CallersTransaction, Store, Transaction
 
 T = TypeVar("T")
@@ -52,14 +52,14 @@ class Inbox(Calls):
         self._settler = Settler(transaction, observer, beliefs)
         self._transaction = transaction
 
-    def _settle_one(self, request: Request) -> Outcome:
-        return self._settle([request])[0]
+    def _settle_one(self, command: Command) -> Outcome:
+        return self._settle([command])[0]
 
-    def _settle(self, requests: Sequence[Request]) -> Sequence[Outcome]:
-        return self._settler.settle(requests)
+    def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        return self._settler.settle(commands)
 
-    def _settle_in(self, _: Transaction, requests: Sequence[Request]) -> Sequence[Outcome]:
-        return self._settler.settle(requests)
+    def _settle_in(self, _: Transaction, commands: Sequence[Command]) -> Sequence[Outcome]:
+        return self._settler.settle(commands)
 
     def _transact(self, work: Callable[[Transaction], T]) -> T:
         return work(self._transaction)
@@ -98,12 +98,11 @@ class Inbox(Calls):
         if not message_ids:
             return set()
         check_ids(message_ids)
-        # The rules' answer for a message without a record is the same for all of them.
         keys = [Key(consumer, message_id) for message_id in message_ids]
-        [first] = to_claim(keys[:1], None, policy, None, None, None, None)
-        claimed = decide(None, first.command, 0.0).new
-        assert claimed is not None  # noqa: S101 - a first claim is always granted.
-        written = self._transaction.insert(AlikeRecords(keys, completed(claimed, 0.0)))
+        # The rules' answer for a message without a record is the same for all of them.
+        done = first_completion(to_ask(keys[0], None, policy))
+        rows = [(key, None, done.version) for key in keys]
+        written = self._transaction.insert(Case(done, (), rows))
         return {key.message_id for key in written}
 
     def lately_completed(
@@ -144,8 +143,8 @@ class AsyncInbox(AsyncCalls):
         """None: its statements are awaited."""
         return None
 
-    async def _settle_one(self, request: Request) -> Outcome:
-        return await self.run(self._calls._settle_one, request)
+    async def _settle_one(self, command: Command) -> Outcome:
+        return await self.run(self._calls._settle_one, command)
 
     async def pause(self, seconds: float) -> None:
         """Return after that many seconds."""

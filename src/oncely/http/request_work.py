@@ -268,10 +268,8 @@ def _log_not_kept(message_id: str | None, *, exc_info: bool = False, **reason: s
 
 def _record_of(turn: Turn) -> Record | None:
     match turn.outcome:
-        case Duplicate(record):
+        case Duplicate(record) | Handled(_, record):
             return record
-        case Handled(claim):
-            return claim.record
     return None
 
 

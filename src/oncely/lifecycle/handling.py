@@ -12,6 +12,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import (
     ClaimOutcome,
+    Command,
     Complete,
     Duplicate,
     Extend,
@@ -43,7 +44,7 @@ from oncely.core.errors import (
 from oncely.core.ids import check_id, fingerprint_of
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
-from oncely.core.record import Claim, Key, Record, State
+from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.refusals import refusal
 from oncely.core.rules import (
     AFTER_DOUBT,
@@ -56,11 +57,10 @@ from oncely.core.rules import (
 )
 from oncely.core.verdicts import Delay, Ending, Phase, Told
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.alike_requests import AlikeWrites
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import new_token, to_claim
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.probing import asked_probe
-from oncely.engine.request import Request, Write, json_value, new_token, to_write
+from oncely.engine.request import Write, json_value, renewed
 from oncely.ledger import Ledger, checked_ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
@@ -155,11 +155,11 @@ class Handling:
     ) -> None:
         """Ask for all of these: each is `begun`, its claim extended from now on, or is refused.
 
-        It is safe to ask again for the same turns after an error: each keeps its request. Where it
+        It is safe to ask again for the same turns after an error: each keeps its command. Where it
         `is_joined`, the transaction of `calls`, and not a lease, keeps others away. Raises
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
-        self._prepare([turn for turn in turns if turn.requests is None])
+        self._prepare([turn for turn in turns if turn.command is None])
         asking = [turn for turn in turns if turn.is_asking]
         try:
             await self._ask(calls, asking, is_joined=is_joined)
@@ -185,11 +185,11 @@ class Handling:
         record = await calls.find(key)
         if record is None or record.state is not State.PROCESSING or record.fence != fence:
             return False
-        extend = Extend(Claim(record, self.lease_s), self.lease_s)
-        [outcome] = await calls.settle([to_write(extend)])
-        if not isinstance(outcome, Written) or outcome.record is None:
+        claim = claim_of(record)
+        [outcome] = await calls.settle([Extend(claim, self.lease_s)])
+        if not isinstance(outcome, Written):
             return False
-        claim = Claim(outcome.record, self.lease_s)
+        claim = renewed(claim, outcome)
         turn.outcome = Granted(claim)
         turn.begun = HeldMessage(claim, calls, turn.asked.message, self._holding)
         self.heartbeat.hold([claim], asked_at)
@@ -200,7 +200,7 @@ class Handling:
             return
         asked_at = clock.monotonic()
         try:
-            outcomes = await calls.settle(_requests_of(turns))
+            outcomes = await calls.settle([cast(Command, turn.command) for turn in turns])
         except UnreadableRow as error:
             if len(turns) == 1:
                 turns[0].refusal = error
@@ -238,8 +238,8 @@ class Handling:
                     turn.begun = HeldMessage(claim, calls, turn.asked.message, holding)
                 case Duplicate(record):
                     turn.begun = Kept(record.result)
-                case Handled(claim):
-                    turn.begun = Kept(claim.record.result, may_send=True)
+                case Handled(_, record):
+                    turn.begun = Kept(record.result, may_send=True)
                 case _ if not self._is_to_be_probed(turn):
                     turn.refusal = refusal(cast(ClaimOutcome, outcome))
 
@@ -254,7 +254,7 @@ class Handling:
                 await calls.run(self.keep_retention)
         except BaseException:
             newest = self.heartbeat.let_go_many(claims)
-            await calls.settle([to_write(Release(claim)) for claim in newest])
+            await calls.settle([Release(claim) for claim in newest])
             raise
 
     async def _finish(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
@@ -281,7 +281,7 @@ class Handling:
             record = cast(InDoubt, turn.outcome).record
             message = turn.probed() or Message(record.key.message_id)
             turn.finding = await calls.run(asked_probe, self.policy.on_in_doubt, message)
-            turn.requests, turn.index = self._requests([turn], turn.finding, record), 0
+            [turn.command] = self._commands([turn], turn.finding, record)
         await self._ask(calls, turns, is_joined=is_joined)
 
     # ---- What is asked -------------------------------------------------------------------------
@@ -300,10 +300,10 @@ class Handling:
         return Key(self.consumer, f"content:{asked.fingerprint}")
 
     def _prepare(self, turns: Sequence[Turn]) -> None:
-        """Make the requests of these. Without a usable key, a message is refused or untracked."""
+        """Make the commands of these. Without a usable key, a message is refused or untracked."""
         asking = [turn for turn in turns if self._is_to_be_asked(turn)]
         try:
-            requests = self._requests(asking) if asking else []
+            commands = self._commands(asking) if asking else []
         except MessageError as error:
             if len(asking) == 1:
                 asking[0].refusal = error
@@ -312,8 +312,8 @@ class Handling:
                 for turn in asking:
                     self._prepare([turn])
             return
-        for index, turn in enumerate(asking):
-            turn.requests, turn.index = requests, index
+        for turn, command in zip(asking, commands, strict=True):
+            turn.command = command
 
     def _is_to_be_asked(self, turn: Turn) -> bool:
         if turn.begun is not None or turn.refusal is not None:
@@ -327,12 +327,12 @@ class Handling:
             self._run_untracked(turn)
         return turn.key is not None
 
-    def _requests(
+    def _commands(
         self,
         turns: Sequence[Turn],
         finding: Finding | None = None,
         doubt: Record | None = None,
-    ) -> Sequence[Request]:
+    ) -> Sequence[Command]:
         keys = [cast(Key, turn.key) for turn in turns]
         fingerprints = [turn.asked.fingerprint for turn in turns]
         metadata = [turn.asked.metadata for turn in turns]
@@ -629,13 +629,9 @@ class Handling:
     async def _write(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]
     ) -> Sequence[WriteOutcome | Exception]:
-        requests: Sequence[Request]
-        if len(turns) > 1 and not self.keeps_result and all(map(_is_completed, turns)):
-            requests = AlikeWrites(claims, Complete if self.completes else MarkHandled)
-        else:
-            pairs = zip(turns, claims, strict=True)
-            requests = [to_write(self._command(turn, claim)) for turn, claim in pairs]
-        return cast(list[WriteOutcome | Exception], await calls.settle_each(requests))
+        pairs = zip(turns, claims, strict=True)
+        commands = [self._command(turn, claim) for turn, claim in pairs]
+        return cast(list[WriteOutcome | Exception], await calls.settle_each(commands))
 
     # ---- What was taken from a queue in the same database ----------------------------------------
 
@@ -723,15 +719,6 @@ def ending_of(turn: Turn, policy: Policy, *, is_stopping: bool) -> Ending:
     held = turn.held
     attempts = turn.deliveries if held is None else held.claim.attempts
     return after_end(policy, attempts, error, turn.phase, is_stopping=is_stopping)
-
-
-def _requests_of(turns: Sequence[Turn]) -> Sequence[Request]:
-    """What the ledger is asked about these: as it was prepared, where that is about no others."""
-    together = turns[0].requests or ()
-    are_all = all(turn.requests is together for turn in turns)
-    if are_all and [turn.index for turn in turns] == [*range(len(together))]:
-        return together
-    return [cast(Sequence[Request], turn.requests)[turn.index] for turn in turns]
 
 
 def _held_by(turn: Turn) -> HeldMessage:

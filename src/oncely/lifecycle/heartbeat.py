@@ -11,6 +11,7 @@ from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely.core.commands import Fenced, Written
 from oncely.core.record import Claim, Key
+from oncely.engine.request import renewed
 from oncely.ledger import Ledger
 
 _log = EventLog(__name__)
@@ -197,9 +198,8 @@ class Heartbeat:
                         "lease ran out, and another worker has the message",
                         extra={"event": "claim_lost", **claim.key._asdict(), "fence": claim.fence},
                     )
-                elif isinstance(outcome, Written) and outcome.record is not None:
-                    extended = claim._replace(record=outcome.record)
-                    self._held[name] = extended, asked_at + lease_s
+                elif isinstance(outcome, Written):
+                    self._held[name] = renewed(claim, outcome), asked_at + lease_s
 
 
 def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
@@ -211,5 +211,4 @@ def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
 
 def _name(claim: Claim) -> _Name:
     # Not by its key alone: a thread that lost its claim to another must not let go of the other's.
-    record = claim.record
-    return record.key, record.fence, record.birth
+    return claim.key, claim.fence, claim.birth

@@ -1,17 +1,16 @@
 """Turn: one message on its way through the lifecycle, whoever drives it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from oncely.core.commands import Outcome
+from oncely.core.commands import Command, Outcome
 from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Key
 from oncely.core.verdicts import Counted, Ending, Phase
 from oncely.core.waiting import QueuedRow, WaitingMessage
-from oncely.engine.request import Request
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 
 
@@ -46,11 +45,8 @@ class Turn:
     """The key of its record; None where it runs untracked."""
     token: int | None = None
     """The token to ask with, where another process may have to ask in place of this one."""
-    requests: Sequence[Request] | None = None
-    """What the ledger is asked about it, and about those that were prepared together with it: the
-    same in every repetition."""
-    index: int = 0
-    """Which of these requests is its own."""
+    command: Command | None = None
+    """What the ledger is asked about it: the same in every repetition."""
     outcome: Outcome | None = None
     """What the ledger has answered."""
     begun: Begun | None = None
@@ -88,7 +84,7 @@ class Turn:
     @property
     def is_asking(self) -> bool:
         """Whether the ledger has yet to answer."""
-        return self.requests is not None and self.begun is None and self.refusal is None
+        return self.command is not None and self.begun is None and self.refusal is None
 
     @property
     def held(self) -> HeldMessage | None:
@@ -108,7 +104,7 @@ class Turn:
         """Forget what has happened in a transaction that was rolled back."""
         self.begun = self.refusal = self.result = self.error = self.ending = None
         # A new token: a claim that is stored after all must not be granted once more.
-        self.requests = self.outcome = self.finding = self.token = None
+        self.command = self.outcome = self.finding = self.token = None
         self.phase = Phase.WAITING
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from oncely._util.clock import wall_time
 from oncely._util.forking import afresh_in_children
+from oncely.core.cases import Case
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -17,8 +18,8 @@ from oncely.stores.memory_tables import MemoryTables, own
 from oncely.stores.notifications import Notifications, ProcessSignal
 from oncely.stores.store import (
     Backlog,
+    Believed,
     CallersTransaction,
-    Change,
     Clock,
     Horizons,
     KeyRange,
@@ -64,10 +65,8 @@ class MemoryStore(Store):
         self._lock.notify_all()
         self.notifications.tell()
 
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
-        return self.transaction(lambda transaction: transaction.insert(records, believed))
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
+        return self.transaction(lambda transaction: transaction.insert(case, believed))
 
     def horizons(self, consumers: Collection[str]) -> Horizons:
         return self.transaction(lambda transaction: transaction.horizons(consumers))
@@ -75,8 +74,11 @@ class MemoryStore(Store):
     def load(self, keys: Collection[Key]) -> Loaded:
         return self.transaction(lambda transaction: transaction.load(keys))
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        return self.transaction(lambda transaction: transaction.swap(changes))
+    def update(self, case: Case) -> set[Key]:
+        return self.transaction(lambda transaction: transaction.update(case))
+
+    def delete(self, rows: Sequence[Believed]) -> set[Key]:
+        return self.transaction(lambda transaction: transaction.delete(rows))
 
     def transaction(self, work: Callable[[Transaction], T]) -> T:
         with self._lock:

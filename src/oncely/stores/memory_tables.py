@@ -3,19 +3,20 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import count, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+from oncely.core.cases import Case, Row
 from oncely.core.message import Message
 from oncely.core.record import Key, Record
 from oncely.core.waiting import OUTBOX, WaitingMessage
-from oncely.stores.alike import AlikeChanges, AlikeRecords
 from oncely.stores.store import (
     Backlog,
-    Change,
+    Believed,
     Clock,
     Horizons,
     Listing,
@@ -87,48 +88,42 @@ class MemoryTables:
 
     # ---- Records -------------------------------------------------------------------------------
 
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
         now = self.clock()
         wrong = {name for name, at in (believed or {}).items() if self._horizons.get(name) != at}
-        absent = {
-            record.key: record
-            for record in _stored(records, now, [now] * len(records))
-            if record.key not in self.records and record.key.consumer not in wrong
-        }
-        self._put_all(self.records, absent)
-        return {*absent}
+        rows = [
+            row for row in case.rows if row[0] not in self.records and row[0].consumer not in wrong
+        ]
+        return self._write_all(case, rows, None, now)
 
     def load(self, keys: Collection[Key]) -> Loaded:
         found = {key: own(self.records[key]) for key in keys if key in self.records}
         return Loaded(found, self.clock())
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        now = self.clock()
-        if type(changes) is AlikeChanges:
-            return self._swap_alike(changes.old, changes.new, now)
-        written = set()
-        for old, new in changes:
-            stored = self.records.get(old.key)
-            if stored is None or stored.version != old.version:
-                continue
-            if new is None:
-                self._take_out(self.records, old.key)
-            else:
-                [renewed] = _stored([new], now, [stored.first_seen])
-                self._put(self.records, old.key, renewed)
-            written.add(old.key)
-        return written
+    def update(self, case: Case) -> set[Key]:
+        rows = [row for row in case.rows if self._is_unchanged(row)]
+        return self._write_all(case, rows, [self.records[row[0]] for row in rows], self.clock())
 
-    def _swap_alike(self, old: AlikeRecords, new: AlikeRecords, now: float) -> set[Key]:
-        found = {
-            n: stored.first_seen
-            for n, (key, version) in enumerate(zip(old.keys, old.values("version"), strict=False))
-            if (stored := self.records.get(key)) is not None and stored.version == version
-        }
-        renewed = _stored(new.at_indexes([*found]), now, [*found.values()])
-        written = {record.key: record for record in renewed}
+    def delete(self, rows: Sequence[Believed]) -> set[Key]:
+        keys = {row[0] for row in rows if self._is_unchanged(row)}
+        for key in keys:
+            self._take_out(self.records, key)
+        return keys
+
+    def _is_unchanged(self, row: Row) -> bool:
+        stored = self.records.get(row[0])
+        return stored is not None and stored.version == row[1]
+
+    def _write_all(
+        self, case: Case, rows: Sequence[Row], former: Sequence[Record] | None, now: float
+    ) -> set[Key]:
+        """Write these rows of a case over what was there."""
+        if not rows:
+            return set()
+        records = case.written(rows, former, now)
+        if {*case.own, *case.change.fields} & {"metadata", "result"}:
+            records = map(own, records)
+        written = dict(zip(map(itemgetter(0), rows), records, strict=True))
         self._put_all(self.records, written)
         return {*written}
 
@@ -434,16 +429,3 @@ def own(record: Record) -> Record:
     if record.metadata is None and record.result is None:
         return record
     return record._replace(metadata=deepcopy(record.metadata), result=deepcopy(record.result))
-
-
-def _stored(records: Sequence[Record], now: float, first_seen: Sequence[float]) -> Iterable[Record]:
-    """The records as they are stored, with times by this clock; no mutable part is shared."""
-    if type(records) is AlikeRecords and records.columns.keys() <= {"fingerprint", "version"}:
-        return records.like(_at(records.first, now), first_seen=first_seen)
-    pairs = zip(records, first_seen, strict=True)
-    return [_at(record, now)._replace(first_seen=at) for record, at in pairs]
-
-
-def _at(record: Record, now: float) -> Record:
-    lease_until = None if record.lease_until is None else now + record.lease_until
-    return own(record)._replace(last_seen=now, lease_until=lease_until)

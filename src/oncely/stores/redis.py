@@ -17,16 +17,16 @@ from urllib.parse import urlsplit
 
 from oncely._util.clock import moved_time
 from oncely._util.event_log import EventLog
+from oncely.core.cases import Case, Row
 from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
-from oncely.stores.alike import AlikeChanges, AlikeRecords, keys_of
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.redis_server import RedisServer, Script
 from oncely.stores.retrying import TryAgain
 from oncely.stores.store import (
+    Believed,
     CallersTransaction,
-    Change,
     Clock,
     Horizons,
     KeyRange,
@@ -47,7 +47,8 @@ _BATCH = 1_000
 _PAGE = 100
 
 _INSERT = Script("prelude", "write", "batch", "horizons", "insert")
-_SWAP = Script("prelude", "write", "batch", "swap")
+_UPDATE = Script("prelude", "write", "batch", "update")
+_DELETE = Script("prelude", "write", "batch", "delete")
 _LOAD = Script("prelude", "read", "load")
 _SCAN = Script("prelude", "read", "choose", "scan")
 _PURGE = Script("prelude", "write", "horizons", "choose", "purge")
@@ -90,13 +91,11 @@ class RedisStore(Store):
         self._clock = clock
         self._is_checked = False
 
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
         pairs = [
             [consumer, False if at is None else at] for consumer, at in (believed or {}).items()
         ]
-        return self._write(_INSERT, keys_of(records), records, believed=pairs)
+        return self._write(_INSERT, case.rows, case, horizons=pairs)
 
     def horizons(self, consumers: Collection[str]) -> Horizons:
         found = self._all_of("horizons")
@@ -133,14 +132,11 @@ class RedisStore(Store):
         # The first time: a lease that is over by then was over when its record was read.
         return Loaded(found, times[0])
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        if type(changes) is AlikeChanges:
-            old, new = changes.old, changes.new
-            versions = [*islice(old.values("version"), len(old))]
-            return self._write(_SWAP, old.keys, new, versions)
-        olds = [old for old, _ in changes]
-        versions = [old.version for old in olds]
-        return self._write(_SWAP, keys_of(olds), [new for _, new in changes], versions)
+    def update(self, case: Case) -> set[Key]:
+        return self._write(_UPDATE, case.rows, case)
+
+    def delete(self, rows: Sequence[Believed]) -> set[Key]:
+        return self._write(_DELETE, rows)
 
     has_transactions = False
 
@@ -255,28 +251,25 @@ class RedisStore(Store):
         self._is_checked = True
 
     def _write(
-        self,
-        script: Script,
-        keys: Sequence[Key],
-        records: Sequence[Record | None],
-        versions: Sequence[int] = (),
-        **more: object,
+        self, script: Script, rows: Sequence[Row], case: Case | None = None, **more: object
     ) -> set[Key]:
-        """Let the script write the records, or remove those that are None, batch by batch; `more`
-        is the same for all batches.
+        """The keys of the rows that the script has written, batch by batch; `more` is the same for
+        all batches.
         """
         digits = ""
-        for start in range(0, len(keys), _BATCH):
-            part = slice(start, start + _BATCH)
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
             asked = {
-                "ids": [key.message_id for key in keys[part]],
-                **_column("consumer", [key.consumer for key in keys[part]]),
-                **_column("version", [*map(str, versions[part])]),
-                **_given(records[part]),
+                "ids": [row[0].message_id for row in batch],
+                **_column("consumer", [row[0].consumer for row in batch]),
+                **_column("believed", [str(row[1]) for row in batch]),
                 **more,
             }
+            if case is not None:
+                asked |= _column("version", [str(row[2]) for row in batch])
+                asked |= _column("change", _changes(case, batch))
             digits += self._run(script, asked, lost=ReplyLost)
-        return {key for key, digit in zip(keys, digits, strict=True) if digit == "1"}
+        return {row[0] for row, digit in zip(rows, digits, strict=True) if digit == "1"}
 
     def _run(self, script: Script, asked: object, lost: type[Exception] = TryAgain) -> Any:
         if not self._is_checked:
@@ -396,28 +389,37 @@ def _column(name: str, values: Sequence[object]) -> Mapping[str, object]:
     return {f"{name}s": values}
 
 
-def _given(records: Sequence[Record | None]) -> Mapping[str, object]:
-    """The column of records; a record that is to be removed is false."""
-    if type(records) is AlikeRecords and not records.columns:
-        return {"record": _written(records.first)}
-    return {"records": [False if record is None else _written(record) for record in records]}
+def _changes(case: Case, rows: Sequence[Row]) -> Sequence[Mapping[str, object]]:
+    """What is written in each row, as input of the scripts."""
+    fields = case.change.fields
+    if not case.own:
+        return [_change(fields)] * len(rows)
+    own = (zip(case.own, row[3:], strict=True) for row in rows)
+    return [_change({**fields, **dict(each)}) for each in own]
 
 
-def _written(record: Record) -> Sequence[Any]:
-    """A record as input of the scripts. They add the times, and leave `duplicates` out where it is
-    zero.
-    """
-    fields = ["attempts", str(record.attempts), "fence", str(record.fence)]
-    if record.fingerprint is not None:
-        fields += ("fingerprint", record.fingerprint)
-    if record.metadata is not None:
-        fields += ("metadata", json.dumps(record.metadata))
-    if record.result is not None:
-        fields += ("result", json.dumps(record.result))
-    if record.exhausted:
-        fields += ("exhausted", "1")
-    lease_s = False if record.lease_until is None else record.lease_until
-    return str(record.version), record.state, record.duplicates, lease_s, fields
+def _change(fields: Mapping[str, Any]) -> Mapping[str, object]:
+    """A change as the scripts take it: what has its default is left out of a record."""
+    given: list[str] = []
+    cleared: list[str] = []
+    asked: dict[str, object] = {"fields": given, "cleared": cleared}
+    for name, value in fields.items():
+        match name, value:
+            case "state", _:
+                asked["state"] = value
+            case "duplicates", _:
+                asked["count"] = value
+            case "lease_s", _:
+                asked["lease_s"] = False if value is None else value
+            case "exhausted", True:
+                given += (name, "1")
+            case ("exhausted", _) | (_, None):
+                cleared.append(name)
+            case "metadata" | "result", _:
+                given += (name, json.dumps(value))
+            case _:
+                given += (name, str(value))
+    return asked
 
 
 def _record(key: Key, values: Sequence[Any]) -> Record:

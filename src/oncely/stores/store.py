@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
+from oncely.core.cases import Case
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -31,11 +32,8 @@ class Loaded(NamedTuple):
     now: float
 
 
-class Change(NamedTuple):
-    """Replace `old` by `new`, or remove it where `new` is None."""
-
-    old: Record
-    new: Record | None
+Believed = tuple[Key, int]
+"""A record, and the version that is believed to be stored."""
 
 
 class Query(NamedTuple):
@@ -207,18 +205,16 @@ class Records(Protocol):
     """Where records are read and written: by itself, as Store says, or in a transaction, as Inside
     says.
 
-    The store's own clock decides. In written records, `lease_until` counts from the moment of
-    the write, `first_seen` and `last_seen` are that moment; the store adds its clock. An insert
-    that has to wait for another transaction may count from before the wait: its lease is
-    then shorter, never longer.
+    The store's own clock decides. A record is seen at the moment of the write, from which its lease
+    counts. An insert that has to wait for another transaction may count from before the wait: its
+    lease is then shorter, never longer.
     """
 
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
         """Write those whose key is absent, atomically each; return the keys written.
 
-        No two have the same key, and no two inserts under one key the same version.
+        No two have the same key, and no two inserts under one key the same version. What is
+        written is a state, attempts, fence and lease, metadata and a fingerprint.
 
         `believed` are the horizons of all their consumers, None where one has none. Where the
         stored horizon differs, nothing of that consumer is written. Horizons are compared after the
@@ -232,12 +228,13 @@ class Records(Protocol):
     def load(self, keys: Collection[Key]) -> Loaded:
         """The records that exist, and the store's clock just before."""
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        """Write each `new` whose `old` is unchanged, atomically each; return the keys written.
-
-        The version is compared and nothing else. `first_seen` is never written. No two have the
-        same key.
+    def update(self, case: Case) -> set[Key]:
+        """Write those whose stored version is the believed one, atomically each; return the keys
+        written. The version is compared and nothing else. No two have the same key.
         """
+
+    def delete(self, rows: Sequence[Believed]) -> set[Key]:
+        """Remove those whose stored version is the believed one; return their keys."""
 
 
 class Transaction(Records, Protocol):
@@ -400,7 +397,7 @@ class Store(Records, Operations, Protocol):
     """Where records live. Holds no rule: those are in core/rules.py.
 
     Every method raises StoreUnavailable when the store cannot be reached after some tries, and
-    StoreError for any other error; `insert` and `swap` raise ReplyLost when the connection
+    StoreError for any other error; `insert`, `update` and `delete` raise ReplyLost when the connection
     breaks after something was sent. All are safe to call from many threads.
 
     A class that names it as its base inherits defaults for the simplest of stores: no connections

@@ -14,7 +14,7 @@ from oncely.core.control import Unrecoverable
 from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.core.verdicts import Phase
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import to_ask
 from oncely.engine.inline_calls import InlineCalls, run_inline
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
@@ -67,7 +67,7 @@ def _end(handling: Handling, turns: Sequence[Turn], error: str | None) -> None:
 def _turn(row: Row, consumer: str, policy: Policy, token: int) -> Turn:
     turn = Turn(Asked(row.id, message=row.message(None)))
     turn.key = Key(consumer, row.id)
-    turn.requests = to_claim([turn.key], "none", policy, None, None, None, None, token)
+    turn.command = to_ask(turn.key, "none", policy, token=token)
     return turn
 
 

@@ -18,7 +18,6 @@ from oncely.core.control import Reject
 from oncely.core.errors import MessageError, describe
 from oncely.core.ids import check_id
 from oncely.core.policy import Policy
-from oncely.core.record import Claim
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import Row
 
@@ -86,7 +85,7 @@ class RunTally:
                 self.counts.in_doubt += 1
             case InDoubt():
                 self.counts.in_doubt += 1
-            case Duplicate(record) | Handled(Claim(record)):
+            case Duplicate(record) | Handled(_, record):
                 self.duplicates([record.first_seen])
             case Waiting(record) if record.first_seen >= self._since:
                 # Its first delivery in this run shows whether it still waits.

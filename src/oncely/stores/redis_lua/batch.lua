@@ -9,4 +9,5 @@ local function column(one, each)
 end
 
 local consumer_of = column(asked.consumer, asked.consumers)
-local record_of = column(asked.record, asked.records)
+local change_of = column(asked.change, asked.changes)
+local version_of = column(asked.version, asked.versions)

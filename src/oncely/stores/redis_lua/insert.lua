@@ -1,8 +1,8 @@
--- Asked: the columns of a batch, `ids` one of them, and `believed`: [[consumer, horizon or false],
+-- Asked: the columns of a batch, `ids` one of them, and `horizons`: [[consumer, horizon or false],
 -- ...]. Answered: a digit for each row: 1 where it was written, because no record was there and the
 -- horizon is as believed.
 local moved = {}
-for _, pair in ipairs(asked.believed) do
+for _, pair in ipairs(asked.horizons) do
   local consumer, believed = unpack(pair)
   local horizon = horizon_of(consumer)
   moved[consumer] = (horizon and tonumber(horizon)) ~= believed
@@ -13,7 +13,7 @@ for n, id in ipairs(asked.ids) do
   written[n] = '0'
   if not moved[consumer] and redis.call('EXISTS', record_key(consumer, id)) == 0 then
     written[n] = '1'
-    write(consumer, id, record_of(n), now_text)
+    write(consumer, id, change_of(n), version_of(n), now_text)
   end
 end
 update_indexes()

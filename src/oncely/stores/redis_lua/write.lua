@@ -2,7 +2,7 @@
 -- command for each group: such a script ends with `update_indexes`.
 
 local unseen, ended, seen, leased, duplicates = {}, {}, {}, {}, {}
-local lease_ends, written_records = {}, {}
+local lease_ends = {}
 
 local function list_of(lists, group)
   local list = lists[group]
@@ -29,46 +29,9 @@ local function lease_end(lease_s)
   return text
 end
 
--- What is written of a record whatever its key, made once for rows that share one record.
-local function written_of(record)
-  local written = written_records[record]
-  if not written then
-    local version, state, count, lease_s, fields = unpack(record)
-    append(fields, 'status', state)
-    append(fields, 'version', version)
-    append(fields, 'last_processed_at', now_text)
-    written = {state = state, count = count, fields = fields}
-    if lease_s then
-      written.lease_until = lease_end(lease_s)
-      append(fields, 'lease_until', written.lease_until)
-    end
-    if count ~= 0 then
-      append(fields, 'duplicates', count)
-    end
-    written_records[record] = written
-  end
-  return written
-end
-
--- Write a record where there is none.
-local function write(consumer, id, record, first_processed_at)
-  local written = written_of(record)
-  local group = group_of(written.state, consumer)
-  redis.call('HSET', record_key(consumer, id), 'first_processed_at', first_processed_at,
-    unpack(written.fields))
-  append(list_of(seen, group), now_text, id)
-  if written.lease_until then
-    append(list_of(leased, group), written.lease_until, id)
-  end
-  if written.count ~= 0 then
-    duplicates[group] = (duplicates[group] or 0) + written.count
-  end
-end
-
--- Remove a record; the arguments are its stored values.
-local function remove(consumer, id, state, count, lease_until)
+-- Note that a record is not where it was in the indexes; the arguments are its stored values.
+local function leave(consumer, id, state, count, lease_until)
   local group = group_of(state, consumer)
-  redis.call('DEL', record_key(consumer, id))
   append(list_of(unseen, group), id)
   if count then
     duplicates[group] = (duplicates[group] or 0) - count
@@ -76,6 +39,35 @@ local function remove(consumer, id, state, count, lease_until)
   if lease_until then
     append(list_of(ended, group), id)
   end
+end
+
+local function remove(consumer, id, ...)
+  redis.call('DEL', record_key(consumer, id))
+  leave(consumer, id, ...)
+end
+
+-- Write a change: `state`, `count` of duplicates and `lease_s` (false: none) stay as they were where
+-- they are not in it, `fields` are names and values, `cleared` are names. The last arguments are the
+-- stored values.
+local function write(consumer, id, change, version, first_processed_at, state, count, lease_until)
+  local key = record_key(consumer, id)
+  state, count = change.state or state, change.count or count or 0
+  if change.lease_s ~= nil then
+    lease_until = change.lease_s and lease_end(change.lease_s)
+  end
+  local group = group_of(state, consumer)
+  local fields = {'status', state, 'version', version, 'last_processed_at', now_text,
+    'first_processed_at', first_processed_at, unpack(change.fields)}
+  append(list_of(seen, group), now_text, id)
+  if lease_until then
+    append(fields, 'lease_until', lease_until)
+    append(list_of(leased, group), lease_until, id)
+  end
+  if tonumber(count) ~= 0 then
+    append(fields, 'duplicates', count)
+    duplicates[group] = (duplicates[group] or 0) + count
+  end
+  redis.call('HSET', key, unpack(fields))
 end
 
 local function update_indexes()

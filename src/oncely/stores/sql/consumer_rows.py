@@ -1,8 +1,9 @@
 """Rows of consumers: how long the records of each are kept, and its horizon."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
-from oncely.core.record import Key, Record
+from oncely.core.cases import Case
+from oncely.core.record import Key
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import SqlConnection
 from oncely.stores.sql.row_values import read
@@ -13,25 +14,29 @@ _RETENTION = ("provider", "retention_s")
 
 def insert(
     at: ConnectedTables[SqlConnection],
-    records: Sequence[Record],
+    case: Case,
     believed: Mapping[str, float | None],
     *,
     reads_anew: bool = True,
 ) -> set[Key]:
-    """One of `batches` of records, as the Store protocol says, in the transaction that is open.
+    """One of `batches` of new records, as the Store protocol says, in the open transaction.
 
     `reads_anew` where the transaction sees everything that is committed by now.
     """
-    written = at.dialect.insert(at.link, records)
+    written = at.dialect.insert(at.link, case)
     if not written:
         return written
     # The horizon is read after that: the insert may have waited for a purge of such a record.
     found = at.dialect.horizons(at.link, sorted(believed), reads_anew=reads_anew)
     wrong = {consumer for consumer, horizon in believed.items() if found.get(consumer) != horizon}
-    gone = [each for each in records if each.key in written and each.key.consumer in wrong]
+    gone = [
+        (key, version)
+        for key, _, version, *_ in case.rows
+        if key in written and key.consumer in wrong
+    ]
     if gone:
-        at.dialect.remove(at.link, gone)
-    return written - {record.key for record in gone}
+        at.dialect.delete(at.link, gone)
+    return written - {key for key, _ in gone}
 
 
 def horizons(at: ConnectedTables[SqlConnection], consumers: Collection[str]) -> Horizons:

@@ -29,6 +29,7 @@ from sqlalchemy import (
 
 from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
+from oncely.core.cases import Case, Row
 from oncely.core.record import Key, Record
 from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import batches
@@ -36,13 +37,12 @@ from oncely.stores.sql.record_rows import (
     LOADED,
     RENEWED,
     Columns,
-    Pair,
     by_index,
     completed_since,
     record_of,
 )
 from oncely.stores.sql.table import SqlTables
-from oncely.stores.store import Clock, Loaded
+from oncely.stores.store import Believed, Clock, Loaded
 
 T = TypeVar("T")
 
@@ -184,20 +184,20 @@ class Dialect(ABC):
     # ---- Records -------------------------------------------------------------------------------
 
     @abstractmethod
-    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        """Write one of `batches` of records as the Store protocol says."""
+    def insert(self, link: SqlConnection, case: Case) -> set[Key]:
+        """Write one of `batches` of new records as the Store protocol says."""
 
     @abstractmethod
-    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
-        """Replace the first by the second of each pair, as the Store protocol says."""
+    def update(self, link: SqlConnection, case: Case) -> set[Key]:
+        """Write one of `batches` of changes as the Store protocol says."""
 
     @abstractmethod
-    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
+    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
         """Remove those that are unchanged, as the Store protocol says."""
 
-    def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
-        """`items` in parts, each of which is stored whole or not at all, and can be repeated."""
-        return batches(items)
+    def batches(self, rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
+        """`rows` in parts, each of which is stored whole or not at all, and can be repeated."""
+        return batches(rows)
 
     def load(self, link: SqlConnection, keys: Collection[Key]) -> Loaded:
         """As the Store protocol says."""

@@ -5,15 +5,15 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from pymysql.constants import CR, ER
 from pymysql.err import InterfaceError
 from sqlalchemy import Connection
 
+from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked, StoreError
-from oncely.core.record import Key, Record
-from oncely.stores.alike import keys_of
+from oncely.core.record import Key
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.dialect import (
     Dialect,
@@ -25,22 +25,20 @@ from oncely.stores.sql.dialect import (
 from oncely.stores.sql.record_rows import (
     INSERTED,
     RENEWED,
-    SWAPPED,
     TIMES,
+    UPDATED,
     WAITING,
     Columns,
-    Pair,
     believed,
     inserted,
     kept,
     sought,
-    swapped,
+    updated,
 )
+from oncely.stores.store import Believed
 
-T = TypeVar("T")
-
-_Build = Callable[[tuple[str, ...]], str]
-"""Builds a statement from the columns that differ from row to row."""
+_Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
+"""Builds a statement from the columns that differ from row to row, and those that do not."""
 
 # Else a column of a JSON document has only the letters of the database's default.
 _TEXT = "LONGTEXT CHARACTER SET utf8mb4"
@@ -110,10 +108,9 @@ _UNAVAILABLE = (
 )
 
 
-def _weight(item: Any) -> int:
-    """About how many bytes a record, or the new record of a pair, adds to a statement."""
-    record = item if isinstance(item, Record) else item[1]
-    return sum(len(json.dumps(value)) for value in (record.metadata, record.result) if value)
+def _weight(row: Row) -> int:
+    """About how many bytes of metadata and results a row adds to a statement."""
+    return sum(len(json.dumps(value)) for value in row[3:] if isinstance(value, dict | list | str))
 
 
 class Mysql(Dialect):
@@ -142,16 +139,16 @@ class Mysql(Dialect):
     def moment(self) -> str:
         return _NOW.format(_UTC if self.is_inside else "SYSDATE(6)")
 
-    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        rows = inserted(records)
-        if self.is_inside or len(records) <= _FEW:
+    def insert(self, link: SqlConnection, case: Case) -> set[Key]:
+        rows = inserted(case)
+        if self.is_inside or rows.rows <= _FEW:
             cursor = self._insert_values(link, rows)
         else:
             cursor = self._executed(link, self._build_insert, rows)
-        if self._has_inserted_all(cursor, len(records)):
-            return {*keys_of(records)}
+        if self._has_inserted_all(cursor, rows.rows):
+            return {row[0] for row in case.rows}
         # No two inserts under one key have the same version: these are ours.
-        return self._unchanged(link, records)
+        return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
 
     def _insert_values(self, link: SqlConnection, rows: Columns) -> Any:
         varying, constant, count = rows
@@ -167,17 +164,18 @@ class Mysql(Dialect):
             return count == 1 and bool(cursor.lastrowid)
         return bool(cursor.rowcount == count)
 
-    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
-        def write(pairs: Sequence[Pair]) -> int:
-            return self._written(link, self._build_swap, swapped(pairs))
+    def update(self, link: SqlConnection, case: Case) -> set[Key]:
+        def write(rows: Sequence[Row]) -> int:
+            columns = updated(case._replace(rows=rows))
+            return int(self._executed(link, self._build_update, columns).rowcount)
 
-        return self._write(link, pairs, lambda pair: pair[0], write)
+        return self._write(link, case.rows, write)
 
-    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        def write(records: Sequence[Record]) -> int:
-            return self._written(link, self._build_removal, believed(records))
+    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
+        def write(rows: Sequence[Row]) -> int:
+            return int(self._executed(link, self._build_removal, believed(rows)).rowcount)
 
-        return self._write(link, records, lambda record: record, write)
+        return self._write(link, rows, write)
 
     def rows_of(
         self, link: SqlConnection, keys: Sequence[Key], *, locks: bool
@@ -284,8 +282,8 @@ class Mysql(Dialect):
     def loaded_text(self, column: str, of: str = "") -> str:
         return self.epoch_text(f"{of}{column}") if column in TIMES else f"{of}{column}"
 
-    def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
-        return batches(items, _weight)
+    def batches(self, rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
+        return batches(rows, _weight)
 
     def prepare(self, connection: Any, record: Any) -> None:
         with connection.cursor() as cursor:
@@ -307,53 +305,45 @@ class Mysql(Dialect):
     # ---- Writing exactly what is unchanged -----------------------------------------------------
 
     def _write(
-        self,
-        link: SqlConnection,
-        items: Sequence[T],
-        believed_in: Callable[[T], Record],
-        write: Callable[[Sequence[T]], int],
+        self, link: SqlConnection, rows: Sequence[Row], write: Callable[[Sequence[Row]], int]
     ) -> set[Key]:
-        """Write the items whose record is as believed; return their keys."""
-        keys = {believed_in(item).key for item in items}
-        if len(items) == 1:
-            return keys if write(items) else set()
+        """Write the rows whose record is as believed; return their keys."""
+        keys = {row[0] for row in rows}
+        if len(rows) == 1:
+            return keys if write(rows) else set()
         if not self.is_inside:
             try:
                 with in_transaction(link):
-                    if write(items) < len(items):
+                    if write(rows) < len(rows):
                         raise _NotAll
                 return keys
             except _NotAll:
                 pass
         with nullcontext() if self.is_inside else in_transaction(link):
-            unchanged = self._unchanged(link, [believed_in(item) for item in items], lock=True)
+            unchanged = self._unchanged(link, [row[:2] for row in rows], lock=True)
             if unchanged:
-                write([item for item in items if believed_in(item).key in unchanged])
+                write([row for row in rows if row[0] in unchanged])
             return unchanged
 
     def _unchanged(
-        self, link: SqlConnection, records: Sequence[Record], *, lock: bool = False
+        self, link: SqlConnection, rows: Sequence[Believed], *, lock: bool = False
     ) -> set[Key]:
         """The keys of records that the table has in the same version."""
         suffix = " FOR UPDATE" if lock else ""
-        cursor = self._executed(link, self._build_find, believed(records), lock=suffix)
+        cursor = self._executed(link, self._build_find, believed(rows), lock=suffix)
         return {Key(*row) for row in cursor.fetchall()}
-
-    def _written(self, link: SqlConnection, build: _Build, rows: Columns) -> int:
-        """Write these rows; return how many were written."""
-        return int(self._executed(link, build, rows).rowcount)
 
     def _executed(self, link: SqlConnection, build: _Build, rows: Columns, lock: str = "") -> Any:
         """A cursor that has executed the statement for these rows."""
         varying, constant, _ = rows
         # Not ASCII only: the server would have to decode an escape for every other character.
         text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
-        statement = self._text(build, tuple(varying)) + lock
+        statement = self._text(build, tuple(varying), tuple(constant)) + lock
         return _execute(link, statement, {**constant, "rows": text, "now": self.now})
 
     # ---- Statements ----------------------------------------------------------------------------
 
-    def _build_insert(self, varying: tuple[str, ...]) -> str:
+    def _build_insert(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         value = _values(varying)
         return (
             f"INSERT IGNORE INTO {self.name} ({', '.join(INSERTED)},"
@@ -384,10 +374,10 @@ class Mysql(Dialect):
         # nothing; LAST_INSERT_ID then says that no id was given.
         return f"INSERT {written} ON DUPLICATE KEY UPDATE fence = fence + LAST_INSERT_ID(0)"
 
-    def _build_keep(self, varying: tuple[str, ...]) -> str:
+    def _build_keep(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         return f"INSERT IGNORE {self._kept(varying)}"
 
-    def _build_renewal(self, varying: tuple[str, ...]) -> str:
+    def _build_renewal(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         names = (*RENEWED, "updated_at", "due_at", "held_until")
         renewed = ", ".join(f"{name} = VALUES({name})" for name in names)
         # After a joined table, ON would begin the condition of the join: WHERE separates the two.
@@ -406,26 +396,27 @@ class Mysql(Dialect):
             f" FROM {self._at_one_time(varying)}"
         )
 
-    def _build_swap(self, varying: tuple[str, ...]) -> str:
-        value = _values(varying)
+    def _build_update(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        value, given = _values(varying), {*varying, *constant}
+        written = "".join(f"t.{name} = {value[name]}, " for name in UPDATED if name in given)
+        if "lease_s" in given:
+            written += f"t.lease_until = {self.moment} + INTERVAL {value['lease_s']} SECOND, "
         return (
-            f"UPDATE {self._joined(varying)} SET"
-            f" {', '.join(f't.{name} = {value[name]}' for name in SWAPPED)},"
-            f" t.lease_until = {self.moment} + INTERVAL {value['lease_s']} SECOND,"
-            f" t.last_processed_at = {self.moment} {_where_unchanged(value)}"
+            f"UPDATE {self._joined(varying)} SET {written}"
+            f"t.last_processed_at = {self.moment} {_where_unchanged(value)}"
         )
 
-    def _build_removal(self, varying: tuple[str, ...]) -> str:
+    def _build_removal(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         return f"DELETE t FROM {self._joined(varying)} {_where_unchanged(_values(varying))}"
 
-    def _build_find(self, varying: tuple[str, ...]) -> str:
+    def _build_find(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         unchanged = _where_unchanged(_values(varying))
         return f"SELECT t.provider, t.message_id FROM {self._joined(varying)} {unchanged}"
 
-    def _build_load(self, varying: tuple[str, ...]) -> str:
+    def _build_load(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         return f"SELECT {self._loaded} {self._found(varying)}"
 
-    def _build_locking(self, varying: tuple[str, ...]) -> str:
+    def _build_locking(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         locked_at = self.epoch_text(self.moment)
         return f"SELECT {self._loaded}, {locked_at} {self._found(varying)} FOR UPDATE"
 

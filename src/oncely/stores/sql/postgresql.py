@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
 from sqlalchemy.schema import CreateIndex
 
 from oncely._util.clock import monotonic
+from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.core.waiting import digest
-from oncely.stores.alike import keys_of
 from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import MOST_ROWS
 from oncely.stores.sql.dialect import (
@@ -27,18 +27,17 @@ from oncely.stores.sql.dialect import (
 from oncely.stores.sql.postgresql_listener import PostgresqlListener
 from oncely.stores.sql.record_rows import (
     INSERTED,
-    SWAPPED,
     TIMES,
+    UPDATED,
     WAITING,
     Columns,
-    Pair,
     believed,
     inserted,
     kept,
-    olds,
     sought,
-    swapped,
+    updated,
 )
+from oncely.stores.store import Believed
 
 _Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
 """Builds a statement from the columns that differ from row to row, and those that do not."""
@@ -132,9 +131,8 @@ class Postgresql(Dialect):
     def _wait_ms(self) -> int:
         return _HURRIED_WAIT_MS if self.is_hurried else _LOCK_WAIT_MS
 
-    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        cursor = self._executed(link, self._build_insert, inserted(records))
-        return _written(cursor, records)
+    def insert(self, link: SqlConnection, case: Case) -> set[Key]:
+        return _written(self._executed(link, self._build_insert, inserted(case)), case.rows)
 
     def completed(
         self, link: SqlConnection, consumer: str, message_ids: Sequence[str], seen_within_s: float
@@ -144,12 +142,11 @@ class Postgresql(Dialect):
         found = self._execute(link, statement, {**values, "now": self.now}, prepare=True)
         return dict(found.fetchall())
 
-    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
-        cursor = self._executed(link, self._build_swap, swapped(pairs))
-        return _written(cursor, olds(pairs))
+    def update(self, link: SqlConnection, case: Case) -> set[Key]:
+        return _written(self._executed(link, self._build_update, updated(case)), case.rows)
 
-    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        return _written(self._executed(link, self._build_removal, believed(records)), records)
+    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
+        return _written(self._executed(link, self._build_removal, believed(rows)), rows)
 
     def run(
         self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
@@ -473,11 +470,13 @@ class Postgresql(Dialect):
             f" ON CONFLICT DO NOTHING{_returning(varying)}"
         )
 
-    def _build_swap(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        written = ", ".join(f"{name} = k.{_given(name)}" for name in SWAPPED)
+    def _build_update(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        given = {*varying, *constant}
+        written = "".join(f"{name} = k.{_given(name)}, " for name in UPDATED if name in given)
+        if "lease_s" in given:
+            written += f"lease_until = {_LEASE_END}, "
         return (
-            f"UPDATE {self.name} AS t SET {written},"
-            f" lease_until = {_LEASE_END}, last_processed_at = now"
+            f"UPDATE {self.name} AS t SET {written}last_processed_at = now"
             f" FROM {self._rows(varying, constant)} {_UNCHANGED}{_returning(varying, 't.')}"
         )
 
@@ -555,9 +554,9 @@ def _returning(varying: tuple[str, ...], of: str = "") -> str:
     return f" RETURNING {of}provider, {of}message_id" if varying else ""
 
 
-def _written(cursor: "psycopg.Cursor[tuple[Any, ...]]", records: Sequence[Record]) -> set[Key]:
+def _written(cursor: "psycopg.Cursor[tuple[Any, ...]]", rows: Sequence[Row]) -> set[Key]:
     """The keys that a statement has written, of those that it was given."""
-    if cursor.rowcount == len(records):
+    if cursor.rowcount == len(rows):
         # The usual case: the returned rows need not be read.
-        return {*keys_of(records)}
-    return {Key(*row) for row in cursor.fetchall()} if len(records) > 1 else set()
+        return {row[0] for row in rows}
+    return {Key(*row) for row in cursor.fetchall()} if len(rows) > 1 else set()

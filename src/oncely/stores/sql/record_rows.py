@@ -3,15 +3,16 @@
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from operator import index
-from typing import Any, NamedTuple, cast
+from operator import index, itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Table
 
+from oncely.core.cases import Case
 from oncely.core.record import Key, Record, State
-from oncely.stores.alike import AlikeChanges, AlikeRecords
 from oncely.stores.sql.row_values import read
-from oncely.stores.store import Change
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 LOADED = (
     "provider",
@@ -39,8 +40,8 @@ INSERTED = (
 )
 """The columns that an insert writes as they are given."""
 
-SWAPPED = (*INSERTED[2:], "result", "exhausted", "duplicates")
-"""The columns that a swap writes as they are given."""
+UPDATED = (*INSERTED[2:], "result", "exhausted", "duplicates")
+"""The columns that an update may write as they are given."""
 
 WAITING = (
     *("queue", "name", "message_id", "provider", "position", "destination", "own_id", "type"),
@@ -52,9 +53,6 @@ RENEWED = WAITING[WAITING.index("own_id") :]
 """Those of them that are replaced in a row that is there."""
 
 TIMES = ("first_processed_at", "last_processed_at", "lease_until")
-
-Pair = tuple[Record, Record]
-"""The record that a swap replaces, and the new one."""
 
 
 class Columns(NamedTuple):
@@ -73,11 +71,11 @@ class Columns(NamedTuple):
             yield {**self.constant, **dict(zip(self.varying, values, strict=True))}
 
 
+_JSON = {"metadata", "result"}
 _STATUSES = {state: state.value for state in State}
 _STATES = {state.value: state for state in State}
 """Looked up here: an enum's own lookups would take as long as the rest of a row."""
-_BELIEVED = ("message_id", "provider", "believed")
-_WRITTEN = ("status", "attempts", "metadata", "fence", "version", "lease_s", "fingerprint")
+_key_of = itemgetter(0)
 
 
 def record_of(table: Table, row: Sequence[Any]) -> Record:
@@ -124,49 +122,56 @@ def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, fl
     }
 
 
-def inserted(records: Sequence[Record]) -> Columns:
+def inserted(case: Case) -> Columns:
     """The values that an insert writes; the other columns get their defaults."""
-
-    def row(record: Record) -> tuple[Any, ...]:
-        return *_of_key(record.key), *_written(record)
-
-    names = ("message_id", "provider", *_WRITTEN)
-    if type(records) is AlikeRecords and len(records) > 1:
-        return _of_alike(names, row(records.first), records)
-    return in_columns(names, map(row, records))
+    columns, constant = _of_case(case)
+    del columns["believed"]
+    return split_columns(columns, constant)
 
 
-def swapped(changes: Sequence[Pair]) -> Columns:
-    """The values that a swap looks for (`message_id`, `provider`, `believed`) and writes (the
+def updated(case: Case) -> Columns:
+    """The values that an update looks for (`message_id`, `provider`, `believed`) and writes (the
     others).
     """
-
-    def row(change: Pair) -> tuple[Any, ...]:
-        old, new = change
-        written = (_json(new.result), new.exhausted, new.duplicates)
-        return *_of_key(old.key), old.version, *_written(new), *written
-
-    names = (*_BELIEVED, *_WRITTEN, "result", "exhausted", "duplicates")
-    if type(changes) is AlikeChanges and len(changes) > 1:
-        first = row((changes.old.first, changes.new.first))
-        return _of_alike(names, first, changes.new, _believed(changes.old))
-    return in_columns(names, map(row, changes))
+    return split_columns(*_of_case(case))
 
 
-def believed(records: Sequence[Record]) -> Columns:
-    """The values that a swap or a removal looks for."""
+def _of_case(case: Case) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """The columns in which the rows of a case may differ, and the values that all of them have."""
+    keys, believed, versions, *values = zip(*case.rows, strict=True)
+    fields: Mapping[str, Any] = case.change.fields
+    constant = {name: value for name, value in fields.items() if name not in case.own}
+    if "state" in constant:
+        constant["status"] = _STATUSES[constant.pop("state")]
+    for name in _JSON & constant.keys():
+        constant[name] = _json(constant[name])
+    columns: dict[str, Sequence[Any]] = {
+        **_of_keys(keys),
+        "believed": believed,
+        "version": versions,
+    }
+    for name, of in zip(case.own, values, strict=True):
+        if name == "state":
+            columns["status"] = [_STATUSES[state] for state in of]
+        else:
+            columns[name] = [*map(_json, of)] if name in _JSON else of
+    return columns, constant
 
-    def row(record: Record) -> tuple[Any, ...]:
-        return *_of_key(record.key), record.version
 
-    if type(records) is AlikeRecords and len(records) > 1:
-        return _of_alike(_BELIEVED, row(records.first), records, _believed(records))
-    return in_columns(_BELIEVED, map(row, records))
+def believed(rows: Sequence[tuple[Key, int]]) -> Columns:
+    """The values that a removal looks for."""
+    keys, versions = zip(*rows, strict=True)
+    return split_columns({**_of_keys(keys), "believed": versions})
 
 
 def sought(keys: Sequence[Key]) -> Columns:
     """The values that a load looks for."""
-    return in_columns(_BELIEVED[:2], map(_of_key, keys))
+    return split_columns(_of_keys(keys))
+
+
+def _of_keys(keys: Sequence[Key]) -> dict[str, Sequence[str]]:
+    providers, ids = zip(*keys, strict=True)
+    return {"message_id": ids, "provider": providers}
 
 
 def kept(rows: Sequence[Mapping[str, Any]]) -> Columns:
@@ -176,84 +181,33 @@ def kept(rows: Sequence[Mapping[str, Any]]) -> Columns:
 
 def in_columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Columns:
     """Rows of these columns, one or more."""
-    values = [*rows]
-    if len(values) == 1:
-        return Columns({}, dict(zip(names, values[0], strict=True)), 1)
-    return split_columns(dict(zip(names, zip(*values, strict=True), strict=True)))
+    return split_columns(dict(zip(names, zip(*rows, strict=True), strict=True)))
 
 
-def split_columns(columns: Mapping[str, Sequence[Any]]) -> Columns:
-    """The same for values that are in columns already."""
+def split_columns(
+    columns: Mapping[str, Sequence[Any]], constant: Mapping[str, Any] = {}
+) -> Columns:
+    """The same for values that are in columns already; and what is `constant` in all rows."""
     varying: dict[str, Sequence[Any]] = {}
-    constant: dict[str, Any] = {}
+    same = {**constant}
     count = 0
     for name, values in columns.items():
         count = len(values)
         if values.count(values[0]) == count:
-            constant[name] = values[0]
+            same[name] = values[0]
         else:
             varying[name] = list(values)
-    return Columns(varying, constant, count)
+    return Columns(varying, same, count)
 
 
-def _of_alike(
-    names: Sequence[str],
-    first: Sequence[Any],
-    records: AlikeRecords,
-    more: Mapping[str, Sequence[Any]] = {},
-) -> Columns:
-    """Rows of records that are alike, of which the values of the first are `first`; `more` are
-    columns in which the rows differ as well.
-    """
-    ids = [key.message_id for key in records.keys]
-    varying: dict[str, Sequence[Any]] = {"message_id": ids, **more}
-    for name in records.columns.keys() & names:
-        values = records.columns[name]
-        varying[name] = [*map(_json, values)] if name == "metadata" else values
-    columns = zip(names, first, strict=True)
-    constant = {name: value for name, value in columns if name not in varying}
-    return Columns(varying, constant, len(records))
-
-
-def _believed(records: AlikeRecords) -> Mapping[str, Sequence[Any]]:
-    """The versions of these, where they differ, as a swap or a removal looks for them."""
-    versions = records.columns.get("version")
-    return {} if versions is None else {"believed": versions}
-
-
-def parted(changes: Sequence[Change]) -> tuple[Sequence[Pair], Sequence[Record]]:
-    """The swaps and the removals, each in the same order for all writers, so that none deadlock."""
-    if type(changes) is AlikeChanges:
-        alike = changes.at_indexes(_order(changes.old.keys))
-        return cast(Sequence[Pair], alike), []
-    ordered = sorted(changes, key=lambda change: _of_key(change.old.key))
-    kept = [(old, new) for old, new in ordered if new is not None]
-    return kept, [old for old, new in ordered if new is None]
-
-
-def by_key(records: Sequence[Record]) -> Sequence[Record]:
-    """The records in the same order for all writers, that of the index."""
-    if type(records) is AlikeRecords:
-        return records.at_indexes(_order(records.keys))
-    if len(records) == 1:
-        return list(records)
-    return sorted(records, key=lambda record: _of_key(record.key))
-
-
-def _order(keys: Sequence[Key]) -> Sequence[int]:
-    """The places of the keys of one consumer, in that order."""
-    ids = [key.message_id for key in keys]
-    return sorted(range(len(ids)), key=ids.__getitem__)
-
-
-def olds(pairs: Sequence[Pair]) -> Sequence[Record]:
-    """The records that these replace."""
-    return pairs.old if type(pairs) is AlikeChanges else [old for old, _ in pairs]
+def in_order(rows: Sequence[T]) -> Sequence[T]:
+    """Rows that begin with their keys, in the same order for all writers, so that none deadlock."""
+    return sorted(rows, key=_key_of) if len(rows) > 1 else rows
 
 
 def by_index(keys: Collection[Key]) -> list[Key]:
     """The keys in that order."""
-    return sorted(keys, key=_of_key)
+    return sorted(keys)
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
@@ -262,24 +216,6 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None
-
-
-def _of_key(key: Key) -> tuple[str, str]:
-    # By message id first, as in the index: most keys of a batch have the same consumer.
-    return key.message_id, key.consumer
-
-
-def _written(record: Record) -> tuple[Any, ...]:
-    """The values of `_WRITTEN`."""
-    return (
-        _STATUSES[record.state],
-        record.attempts,
-        _json(record.metadata),
-        record.fence,
-        record.version,
-        record.lease_until,
-        record.fingerprint,
-    )
 
 
 def _json(value: Any) -> str | None:

@@ -18,6 +18,7 @@ from oncely._util import clock
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
 from oncely._util.tls import advice
+from oncely.core.cases import Case, Row
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -43,14 +44,14 @@ from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import Dialect, Fault
 from oncely.stores.sql.drivers import is_driver_error, is_raised_by_driver, of_driver
 from oncely.stores.sql.engines import dialect_of, engine_beside, renew
-from oncely.stores.sql.record_rows import Pair, by_key, parted
+from oncely.stores.sql.record_rows import in_order
 from oncely.stores.sql.revision import is_current
 from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_transaction import SqlTransaction
 from oncely.stores.sql.table import tables
 from oncely.stores.store import (
+    Believed,
     CallersTransaction,
-    Change,
     Clock,
     Horizons,
     KeyRange,
@@ -69,7 +70,6 @@ _MIGRATION_PAUSE_S = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Item = TypeVar("Item", Record, Pair)
 
 
 def _reading(
@@ -138,20 +138,22 @@ class SqlStore:
 
     # ---- Records -------------------------------------------------------------------------------
 
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
-        ordered = by_key(records)
-        if believed is None:
-            return self._write((ordered, lambda at, batch: at.dialect.insert(at.link, batch)))
-        return self._write((ordered, partial(_insert_believing, believed)))
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
+        def write(at: ConnectedTables[Connection], rows: Sequence[Row]) -> set[Key]:
+            part = case.part(rows)
+            if believed is None:
+                return at.dialect.insert(at.link, part)
+            with at.dialect.transaction(at.link):
+                inside = ConnectedTables(at.dialect.within_transactions, at.link)
+                return consumers.insert(inside, part, believed)
 
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        kept, gone = parted(changes)
-        return self._write(
-            (kept, lambda at, batch: at.dialect.swap(at.link, batch)),
-            (gone, lambda at, batch: at.dialect.remove(at.link, batch)),
-        )
+        return self._write(case.rows, write)
+
+    def update(self, case: Case) -> set[Key]:
+        return self._write(case.rows, lambda at, rows: at.dialect.update(at.link, case.part(rows)))
+
+    def delete(self, rows: Sequence[Believed]) -> set[Key]:
+        return self._write(rows, lambda at, rows: at.dialect.delete(at.link, rows))
 
     def load(self, keys: Collection[Key]) -> Loaded:
         try:
@@ -362,22 +364,21 @@ class SqlStore:
         """Work that may be repeated when nobody knows whether it was done."""
         return patiently(lambda: self._once(work, self._dialect, lost=TryAgain))
 
-    def _write(self, *parts: "tuple[Sequence[Any], _Write[Any]]") -> set[Key]:
+    def _write(self, rows: Sequence[Row], write: "_Write") -> set[Key]:
         """The keys that are written by work that must not be repeated: raises ReplyLost where it
         may have been done, or not, and KeysLocked where some keys are locked.
         """
         done = _Written(set(), set())
         # One batch after another: if an earlier batch was repeated because of a later one, its own
         # rows would look as if another worker had written them.
-        for items, write in parts:
-            for batch in self._dialect.batches(items):
-                self._write_batch(self._dialect, batch, write, done)
+        for batch in self._dialect.batches(in_order(rows)):
+            self._write_batch(self._dialect, batch, write, done)
         if done.locked:
             raise _locked(done)
         return done.keys
 
     def _write_batch(
-        self, on: Dialect, batch: Sequence[Item], write: "_Write[Item]", done: "_Written"
+        self, on: Dialect, batch: Sequence[Row], write: "_Write", done: "_Written"
     ) -> None:
         """Add to `done` what became of a batch. Where another transaction has locked some of its
         keys, it is written in halves, so that all other keys are written.
@@ -388,7 +389,7 @@ class SqlStore:
             )
         except KeysLocked:
             if len(batch) == 1 or (not on.is_hurried and self._is_table_locked()):
-                done.locked.update(map(_key_of, batch))
+                done.locked.update(row[0] for row in batch)
                 return
             # The whole batch has waited for the locks: the halves hardly wait.
             middle = len(batch) // 2
@@ -542,20 +543,7 @@ class _Written(NamedTuple):
     """The keys that another transaction has locked."""
 
 
-_Write = Callable[[ConnectedTables[Connection], Sequence[Item]], set[Key]]
-
-
-def _insert_believing(
-    believed: Mapping[str, float | None], at: ConnectedTables[Connection], batch: Sequence[Record]
-) -> set[Key]:
-    with at.dialect.transaction(at.link):
-        return consumers.insert(
-            ConnectedTables(at.dialect.within_transactions, at.link), batch, believed
-        )
-
-
-def _key_of(item: Record | Pair) -> Key:
-    return item.key if isinstance(item, Record) else item[0].key
+_Write = Callable[[ConnectedTables[Connection], Sequence[Row]], set[Key]]
 
 
 def _locked(done: _Written) -> KeysLocked:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from oncely.core.cases import Case
 from oncely.core.record import Key, Record
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import consumer_rows as consumers
@@ -12,8 +13,8 @@ from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import Dialect, SqlConnection
-from oncely.stores.sql.record_rows import by_key, parted
-from oncely.stores.store import Change, Loaded, PutBack
+from oncely.stores.sql.record_rows import in_order
+from oncely.stores.store import Believed, Loaded, PutBack
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,15 +72,14 @@ class SqlTransaction(ConnectedTables[SqlConnection]):
     # ---- Records -------------------------------------------------------------------------------
 
     @guarded
-    def insert(
-        self, records: Sequence[Record], believed: Mapping[str, float | None] | None = None
-    ) -> set[Key]:
+    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
         written: set[Key] = set()
-        for batch in self.dialect.batches(by_key(records)):
+        for batch in self.dialect.batches(in_order(case.rows)):
+            part = case.part(batch)
             if believed is None:
-                written |= self.dialect.insert(self.link, batch)
+                written |= self.dialect.insert(self.link, part)
             else:
-                written |= consumers.insert(self, batch, believed, reads_anew=self.reads_anew)
+                written |= consumers.insert(self, part, believed, reads_anew=self.reads_anew)
         return written
 
     @guarded
@@ -100,14 +100,18 @@ class SqlTransaction(ConnectedTables[SqlConnection]):
         return self.dialect.look(self.link, keys)
 
     @guarded
-    def swap(self, changes: Sequence[Change]) -> set[Key]:
-        kept, gone = parted(changes)
+    def update(self, case: Case) -> set[Key]:
         written: set[Key] = set()
-        for pairs in self.dialect.batches(kept):
-            written |= self.dialect.swap(self.link, pairs)
-        for records in self.dialect.batches(gone):
-            written |= self.dialect.remove(self.link, records)
+        for batch in self.dialect.batches(in_order(case.rows)):
+            written |= self.dialect.update(self.link, case.part(batch))
         return written
+
+    @guarded
+    def delete(self, rows: Sequence[Believed]) -> set[Key]:
+        removed: set[Key] = set()
+        for batch in self.dialect.batches(in_order(rows)):
+            removed |= self.dialect.delete(self.link, batch)
+        return removed
 
     horizons = guarded(consumers.horizons)
     forget_until = guarded(consumers.forget_until)

@@ -7,32 +7,28 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from sqlalchemy import Connection, Engine
 
 from oncely._util import sqlite_files
 from oncely._util.forking import pause_at_forks
-from oncely.core.record import Key, Record
-from oncely.stores.alike import keys_of
+from oncely.core.cases import Case, Row
+from oncely.core.record import Key
 from oncely.stores.sql.dialect import Dialect, Fault, SqlConnection, raw_cursor, roll_back
 from oncely.stores.sql.record_rows import (
     INSERTED,
     LOADED,
-    SWAPPED,
+    UPDATED,
     WAITING,
     Columns,
-    Pair,
     believed,
     inserted,
-    olds,
     sought,
-    swapped,
+    updated,
 )
 from oncely.stores.sql.table import SqlTables
-from oncely.stores.store import Clock
-
-T = TypeVar("T")
+from oncely.stores.store import Believed, Clock
 
 _Build = Callable[..., str]
 """Builds a statement from the columns that differ from row to row."""
@@ -83,41 +79,40 @@ class Sqlite(Dialect):
             f" CASE WHEN :delay_s > 0 THEN {due_at} ELSE {self.always} END)"
         )
 
-    def insert(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        rows = inserted(records)
+    def insert(self, link: SqlConnection, case: Case) -> set[Key]:
+        rows = inserted(case)
         with self._writing(link):
-            if self._execute(link, self._build_insert, rows).rowcount == len(records):
-                return {*keys_of(records)}
+            if self._execute(link, self._build_insert, rows).rowcount == rows.rows:
+                return {row[0] for row in case.rows}
             # No two inserts under one key have the same version: these are ours.
-            return self._unchanged(link, rows, "version")
+            return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
 
-    def swap(self, link: SqlConnection, pairs: Sequence[Pair]) -> set[Key]:
-        rows = swapped(pairs)
+    def update(self, link: SqlConnection, case: Case) -> set[Key]:
+        columns, rows = updated(case), case.rows
         with self._writing(link):
-            if len(pairs) == 1:
-                is_written = self._execute(link, self._build_swap, rows).rowcount
-                return {*keys_of(olds(pairs))} if is_written else set()
+            if len(rows) == 1:
+                is_written = self._execute(link, self._build_update, columns).rowcount
+                return {rows[0][0]} if is_written else set()
             self.run(link, "SAVEPOINT swap")
-            if self._execute(link, self._build_swap, rows).rowcount < len(pairs):
+            if self._execute(link, self._build_update, columns).rowcount < len(rows):
                 # An update does not tell which rows it has written: it is done again for these.
                 self.run(link, "ROLLBACK TO swap")
-                unchanged = self._unchanged(link, rows, "believed")
-                pairs = [pair for pair in pairs if pair[0].key in unchanged]
-                if pairs:
-                    self._execute(link, self._build_swap, swapped(pairs))
+                unchanged = self._unchanged(link, [row[:2] for row in rows])
+                rows = [row for row in rows if row[0] in unchanged]
+                if rows:
+                    self._execute(link, self._build_update, updated(case._replace(rows=rows)))
             self.run(link, "RELEASE swap")
-            return {*keys_of(olds(pairs))}
+            return {row[0] for row in rows}
 
-    def remove(self, link: SqlConnection, records: Sequence[Record]) -> set[Key]:
-        rows = believed(records)
+    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
         with self._writing(link):
-            found = self._unchanged(link, rows, "believed")
-            self._execute(link, self._build_removal, rows)
+            found = self._unchanged(link, rows)
+            self._execute(link, self._build_removal, believed(rows))
         return found
 
-    def batches(self, items: Sequence[T]) -> Iterable[Sequence[T]]:
+    def batches(self, rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
         # One transaction, which is rolled back as a whole.
-        return [items] if items else []
+        return [rows] if rows else []
 
     def rows_of(
         self,
@@ -206,25 +201,23 @@ class Sqlite(Dialect):
     def _writing(self, link: SqlConnection) -> AbstractContextManager[None]:
         return nullcontext() if self.is_inside else self.transaction(cast(Connection, link))
 
-    def _unchanged(self, link: SqlConnection, rows: Columns, version: str) -> set[Key]:
-        """The keys of rows of which the table has the version in that column."""
-        found = self._execute(link, self._build_find, rows, (version,))
-        return {Key(*row) for row in found}
+    def _unchanged(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
+        """The keys of records that the table has in the same version."""
+        return {Key(*row) for row in self._execute(link, self._build_find, believed(rows))}
 
-    def _execute(
-        self, link: SqlConnection, build: _Build, rows: Columns, *more: tuple[str, ...]
-    ) -> sqlite3.Cursor:
-        values = {**rows.constant, "now": self.now}
-        columns = [*rows.varying.values()]
+    def _execute(self, link: SqlConnection, build: _Build, rows: Columns) -> sqlite3.Cursor:
+        varying, constant, _ = rows
+        values = {**constant, "now": self.now}
+        columns = [*varying.values()]
         if columns:
             given = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
             values["rows"] = json.dumps(given, ensure_ascii=False)
         cursor: sqlite3.Cursor = raw_cursor(link)
-        return cursor.execute(self._text(build, tuple(rows.varying), *more), values)
+        return cursor.execute(self._text(build, tuple(varying), tuple(constant)), values)
 
     # ---- Statements ----------------------------------------------------------------------------
 
-    def _build_insert(self, varying: tuple[str, ...]) -> str:
+    def _build_insert(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         given = ", ".join(_value(name, varying) for name in INSERTED)
         lease_until = f"{_value('lease_s', varying)} + {self.moment}"
         return (
@@ -234,29 +227,29 @@ class Sqlite(Dialect):
             f"{_rows(varying)} WHERE true ON CONFLICT DO NOTHING"
         )
 
-    def _build_swap(self, varying: tuple[str, ...]) -> str:
+    def _build_update(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         # An insert that meets each row: SQLite chooses the order of an UPDATE that joins the batch.
         # With statistics from when the table was small, it would read the whole table.
-        given = ", ".join(_value(name, varying) for name in SWAPPED)
-        lease_until = f"{_value('lease_s', varying)} + {self.moment}"
-        written = (*SWAPPED, "lease_until", "last_processed_at")
+        given = {*varying, *constant}
+        value = {name: _value(name, varying) for name in UPDATED if name in given}
+        if "lease_s" in given:
+            value["lease_until"] = f"{_value('lease_s', varying)} + {self.moment}"
+        value["last_processed_at"] = self.moment
+        kept = ("first_processed_at", "message_id", "provider")
         return (
-            f"INSERT INTO {self.name} ({', '.join(written)},"
-            " first_processed_at, message_id, provider)"
-            f" SELECT {given}, {lease_until}, {self.moment},"
-            " t.first_processed_at, t.message_id, t.provider"
-            f"{self._joined(varying)} {_of_version('believed', varying)}"
+            f"INSERT INTO {self.name} ({', '.join((*value, *kept))})"
+            f" SELECT {', '.join((*value.values(), *(f't.{name}' for name in kept)))}"
+            f"{self._joined(varying)} {_unchanged(varying)}"
             " ON CONFLICT (message_id, provider) DO UPDATE SET"
-            f" {', '.join(f'{name} = excluded.{name}' for name in written)}"
+            f" {', '.join(f'{name} = excluded.{name}' for name in value)}"
         )
 
-    def _build_removal(self, varying: tuple[str, ...]) -> str:
-        found = f"SELECT t.id{self._joined(varying)} {_of_version('believed', varying)}"
+    def _build_removal(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
+        found = f"SELECT t.id{self._joined(varying)} {_unchanged(varying)}"
         return f"DELETE FROM {self.name} WHERE id IN ({found})"
 
-    def _build_find(self, varying: tuple[str, ...], version: tuple[str]) -> str:
-        condition = _of_version(version[0], varying)
-        return f"SELECT t.provider, t.message_id{self._joined(varying)} {condition}"
+    def _build_find(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
+        return f"SELECT t.provider, t.message_id{self._joined(varying)} {_unchanged(varying)}"
 
     def _joined(self, varying: tuple[str, ...]) -> str:
         # The rows first, then the table by its key, so that no other rows are read.
@@ -279,9 +272,9 @@ def _value(name: str, varying: tuple[str, ...]) -> str:
     return "k.value" if len(varying) == 1 else f"json_extract(k.value, '$[{varying.index(name)}]')"
 
 
-def _of_version(version: str, varying: tuple[str, ...]) -> str:
+def _unchanged(varying: tuple[str, ...]) -> str:
     key = " AND ".join(f"t.{name} = {_value(name, varying)}" for name in ("message_id", "provider"))
-    return f"WHERE {key} AND t.version = {_value(version, varying)}"
+    return f"WHERE {key} AND t.version = {_value('believed', varying)}"
 
 
 @lru_cache
