@@ -9,6 +9,7 @@ from oncely.core.activity import Activity, AuditEntry, Run, Worker
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
+from oncely.stores.names import Program
 
 T = TypeVar("T")
 
@@ -540,8 +541,14 @@ class Store(Records, Operations, Protocol):
         """What `migrate` would do now, as SQL; empty where it would do nothing."""
         return ""
 
-    def problems(self) -> Sequence[str]:
-        """What is wrong with the schema or the settings of the store, a sentence each."""
+    def problems(self, program: Program = "worker") -> Sequence[str]:  # noqa: ARG002 - not all ask.
+        """What is wrong with the schema or the settings of the store, and what a program of that
+        kind needs and may not do there, a sentence each.
+        """
+        return []
+
+    def grants(self, program: Program) -> Sequence[str]:  # noqa: ARG002 - not all have roles.
+        """What to type, so that a program of that kind may do in this store what it needs."""
         return []
 
     def size(self) -> int | None:

@@ -18,11 +18,13 @@ from oncely.core.destination import (
     takes,
 )
 from oncely.core.errors import (
+    BrokerRefused,
     ConfigError,
     ContentionError,
     KeysLocked,
     MessageError,
     PublishRefused,
+    StoreDenied,
     StoreError,
     StoreUnavailable,
     TransportError,
@@ -262,7 +264,7 @@ class StoreTransport:
             return
         try:
             self._store.bindings("")
-        except (StoreUnavailable, ContentionError):
+        except (StoreUnavailable, ContentionError, StoreDenied):
             raise
         except StoreError:
             self._store.migrate()
@@ -290,6 +292,8 @@ def _told() -> Iterator[None]:
     """Raise a transport's errors instead of a store's."""
     try:
         yield
+    except StoreDenied as error:
+        raise BrokerRefused(str(error)) from error
     except StoreError as error:
         raise TransportError(str(error)) from error
     except MessageError as error:
