@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from oncely.core.errors import (
     BrokerRefused,
     ConfigError,
     ContentionError,
-    KeysLocked,
     MessageError,
     PublishRefused,
     StoreDenied,
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from oncely.stores.sql.sql_store import SqlStore
 
 
-_LOCKED_TRIES = 4
 _CLOSING_S = 5.0
 """How long `close` waits for calls in other threads, which may wait for the database."""
 
@@ -165,11 +163,6 @@ class StoreTransport:
                     _reject(transaction, row, verdict.reason)
             return done + len(still)
 
-        # Receivers on a busy MariaDB lock the first message of each lane for a moment, also one
-        # that is held: who acknowledges it had to wait for over a second.
-        for _ in range(_LOCKED_TRIES - 1):
-            with suppress(KeysLocked):
-                return self._store.transaction(work)
         return self._store.transaction(work)
 
     def publish(

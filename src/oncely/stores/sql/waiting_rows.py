@@ -156,18 +156,25 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
     most so many, since hundreds of thousands may be due at the same moment. Whether it was as many.
     """
     name, dialect = at.dialect.waiting_name, at.dialect
-    due = at.run(
-        f"SELECT d.id FROM {name} AS d WHERE d.queue = %(queue)s AND d.set_aside = false"
-        f" AND d.held_until > {dialect.always}"
-        # The time is read once, in a subquery: an index does not help for a clock that moves.
+    # The time is read once, in a subquery: an index does not help for a clock that moves.
+    is_due = (
+        f"d.set_aside = false AND d.held_until > {dialect.always}"
         f" AND d.held_until <= (SELECT {dialect.moment})"
-        # Others free other messages at the same time.
-        f" ORDER BY d.held_until, d.id {dialect.limit.format(most)} {dialect.skip_locked}",
+    )
+    # Without locks: MariaDB would lock all that are held as well, and whoever acknowledges them
+    # would wait.
+    due = at.run(
+        f"SELECT d.id FROM {name} AS d WHERE d.queue = %(queue)s AND {is_due}"
+        f" ORDER BY d.held_until, d.id {dialect.limit.format(most)}",
         {"queue": queue, "now": dialect.now},
     ).fetchall()
     if due:
-        numbers = _listed(sorted(number for [number] in due))
-        at.run(f"UPDATE {name} SET held_until = {dialect.always} WHERE id IN ({numbers})")
+        # Others free other messages at the same time.
+        these = _listed(sorted(number for [number] in due))
+        locked = f"SELECT d.id FROM {name} AS d WHERE d.id IN ({these}) AND {is_due}"
+        found = at.run(f"{locked} ORDER BY d.id {dialect.skip_locked}", {"now": dialect.now})
+        if numbers := _listed([number for [number] in found.fetchall()]):
+            at.run(f"UPDATE {name} SET held_until = {dialect.always} WHERE id IN ({numbers})")
     return len(due) == most
 
 
