@@ -24,6 +24,7 @@ from tests.records import deferred, granted
 from tests.servers import Redis
 
 from oncely import ops
+from oncely.cli import main
 from oncely.consumer import Consumer
 from oncely.core.activity import Activity, Run
 from oncely.core.errors import ConfigError, StoreDenied
@@ -308,7 +309,9 @@ def test_migrations(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("privilege", "table"), [("UPDATE", "processed_messages"), ("DELETE", "waiting_messages")]
 )
-def test_consumer_is_told(shop: Shop, privilege: str, table: str) -> None:
+def test_consumer_is_told(
+    shop: Shop, privilege: str, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A consumer that lacks a privilege says so at the start, before any handler runs; where it is
     taken away meanwhile, the run ends with one line, and no handler runs twice.
     """
@@ -336,6 +339,9 @@ def test_consumer_is_told(shop: Shop, privilege: str, table: str) -> None:
     assert (record.state, record.attempts) == (State.PROCESSING, 1)
     assert re.match(rf"^ledger: its role lacks what a worker needs; type: {grant[7:]}", consume())
     assert handled == ["1"]
+    assert main(["check", "--ledger", url]) == 1
+    assert re.match(grant, capsys.readouterr().out.removesuffix("\n"))
+    assert main(["check", "--for", "reader", "--ledger", url]) == 0
 
 
 # ---- Files and Redis ---------------------------------------------------------------------------
