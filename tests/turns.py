@@ -28,6 +28,7 @@ _A_DAY = {
     "wrong clocks": 2,
     "isolation levels": 3,
     "TLS": 1,
+    "privileges": 4,
     "locks": 4,
     "useless sessions": 6,
     "broken off": 8,

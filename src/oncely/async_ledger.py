@@ -135,6 +135,7 @@ class AsyncLedger(AsyncCalls):
     window = awaited(Ledger.window)
     size = awaited(Ledger.size)
     problems = awaited(Ledger.problems)
+    check_privileges = awaited(Ledger.check_privileges)
     dead = _listed(Ledger.dead)
     waiting = _listed(Ledger.waiting)
 

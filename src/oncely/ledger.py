@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from oncely._util.event_log import EventLog
 from oncely.core.commands import Command, Forget, Happened, Outcome, Reset, Written
 from oncely.core.durations import Duration, seconds
-from oncely.core.errors import ConfigError, describe, storable
+from oncely.core.errors import ConfigError, StoreError, describe, storable
 from oncely.core.ids import check_ids
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -25,7 +26,7 @@ from oncely.engine.request import raise_if_refused, to_extend, to_give_back
 from oncely.engine.settle import LedgerObserver, Settler
 from oncely.engine.transaction import Inbox, JoinedTransaction
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.names import TABLE_NAME
+from oncely.stores.names import TABLE_NAME, Program
 from oncely.stores.open_store import open_store
 from oncely.stores.store import (
     Believed,
@@ -237,9 +238,20 @@ class Ledger(Calls):
         """The bytes that the records take up, where the store can tell."""
         return self._store.size()
 
-    def problems(self) -> Sequence[str]:
-        """What is wrong with the schema or the settings of the store, a sentence each."""
-        return self._store.problems()
+    def problems(self, program: Program = "worker") -> Sequence[str]:
+        """What is wrong with the schema or the settings of the store, and what its role lacks of
+        the privileges that a program of that kind needs, a sentence each: "worker", "relay",
+        "operator", "reader" or "spark".
+        """
+        return self._store.problems(program)
+
+    def check_privileges(self, program: Program) -> None:
+        """Raise ConfigError where the role lacks a privilege that a program of that kind needs."""
+        with suppress(StoreError):
+            if grants := self._store.grants(program):
+                raise ConfigError(
+                    f"ledger: its role lacks what a {program} needs; type: {'; '.join(grants)}"
+                )
 
     # ---- For operators -------------------------------------------------------------------------
 

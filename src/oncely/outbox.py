@@ -145,6 +145,7 @@ class Relay:
         Handled messages that have nothing left to send are completed, too. `on_progress` is called
         after each batch.
         """
+        self._ledger.check_privileges("relay")
         sending = _Sending(self, stop, on_progress=on_progress)
         sending.go_on()
         self._tidy(stop)
@@ -158,6 +159,7 @@ class Relay:
         away it tries again, ever more slowly. `on_progress` is called after each batch, and
         whenever the relay has looked for messages.
         """
+        self._ledger.check_privileges("relay")
         self._ledger.recorder.works_as("relay")
         sending = _Sending(self, stop, on_progress=on_progress)
         outage = Outage(

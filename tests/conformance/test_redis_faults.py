@@ -17,7 +17,7 @@ from tests.records import Swap, granted, insert, swap
 from tests.servers import Redis
 
 from oncely.core.commands import Duplicate, Granted
-from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
+from oncely.core.errors import ConfigError, ReplyLost, StoreDenied, StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
 from oncely.ledger import Ledger
 from oncely.stores import redis_server
@@ -294,7 +294,7 @@ def test_memory_is_full(private_redis: Redis) -> None:
         ("MISCONF Redis is configured to save RDB snapshots", StoreUnavailable, 1),
         ("NOREPLICAS Not enough good replicas to write.", StoreUnavailable, 1),
         ("NOAUTH Authentication required.", StoreError, 1),
-        ("NOPERM this user has no permissions", StoreError, 1),
+        ("NOPERM this user has no permissions", StoreDenied, 1),
         ("WRONGTYPE Operation against a key", StoreError, 1),
         ("ERR password=geheim is wrong", StoreError, 1),
     ],

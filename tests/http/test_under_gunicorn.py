@@ -1,4 +1,6 @@
-"""Idempotency keys and webhooks under gunicorn, with Flask, in processes that are forked."""
+"""Idempotency keys and webhooks under gunicorn, with Flask, in processes that are forked; and under
+Granian.
+"""
 
 import hashlib
 import hmac
@@ -12,16 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.conditions import LIMIT_S, wait_until
 
 from oncely.ledger import open_ledger
 
 ROOT = Path(__file__).parents[2]
-COMMAND = "gunicorn --workers 2 --threads 4 --preload tests.http.flask_shop --bind"
+COMMANDS = {
+    "gunicorn": "gunicorn --workers 2 --threads 4 --preload tests.http.flask_shop -b 127.0.0.1:{}",
+    "wsgi": "granian --interface wsgi tests.http.flask_shop:application --port {}",
+    "asgi": "granian --interface asgi --factory tests.http.shop:application --port {}",
+}
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, server: str = "gunicorn") -> Iterator[str]:
     """The URL of a server that answers; it is stopped in the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -33,16 +40,16 @@ def served(folder: Path) -> Iterator[str]:
     ledger.close()
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     own = {"SHOP_EFFECTS": str(folder / "effects"), "SHOP_LEDGER": store, "PYTHONPATH": paths}
-    command = [sys.executable, "-m", *COMMAND.split(), f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", *COMMANDS[server].format(port).split()]
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             wait_until(lambda: _answers(url), (folder / "log").read_text)
             yield url
         finally:
-            server.terminate()
-            server.wait(LIMIT_S)
+            process.terminate()
+            process.wait(LIMIT_S)
 
 
 def _answers(url: str) -> bool:
@@ -68,7 +75,7 @@ def test_under_gunicorn(tmp_path: Path) -> None:
             answers = [*threads.map(post, range(40)), post(40)]
         delivered = [deliver(client, f"{url}/hooks") for _ in range(6)]
         body = b'{"number": "o2"}'
-        cut_off(url, len(body), body[:9])
+        cut_off(url, f"Content-Length: {len(body)}", body[:9])
         headers = {"Idempotency-Key": "k2", "Content-Type": "application/json"}
         whole = client.post(f"{url}/orders", content=body, headers=headers)
     assert [whole.status_code, "idempotency-replayed" in whole.headers] == [201, False]
@@ -79,16 +86,39 @@ def test_under_gunicorn(tmp_path: Path) -> None:
     assert delivered == [202] + [200] * 5
 
 
-def cut_off(url: str, length: int, body: bytes) -> None:
-    """Be a client that says how long its body is, and ends before."""
+@pytest.mark.parametrize("interface", ["wsgi", "asgi"])
+def test_cut_off_under_granian(tmp_path: Path, interface: str) -> None:
+    """A request that was cut off, by its length or in a chunk, even behind what reads as a whole
+    body, is refused; nothing of it is left that would block the correct one.
+    """
+    body = b'{"number": "o1"}'
+    with served(tmp_path, interface) as url, httpx.Client(timeout=LIMIT_S) as client:
+        refused = [
+            cut_off(url, f"Content-Length: {len(body)}", body[:9]),
+            cut_off(url, f"Content-Length: {len(body) + 2}", body),
+            cut_off(url, "Transfer-Encoding: chunked", b"20\r\n" + body),
+        ]
+        headers = {"Idempotency-Key": "k2", "Content-Type": "application/json"}
+        whole = [client.post(f"{url}/orders", content=body, headers=headers) for _ in range(2)]
+    # Under WSGI it does not tell a whole chunked body from one that was cut off.
+    assert refused == [400, 400, 411 if interface == "wsgi" else 400]
+    assert [("idempotency-replayed" in each.headers, each.status_code) for each in whole] == [
+        (False, 201),
+        (True, 201),
+    ]
+    assert (tmp_path / "effects").read_text().split() == ["o1"]
+
+
+def cut_off(url: str, length: str, body: bytes) -> int:
+    """Be a client that says how long its body is, and ends before; the status of the answer."""
     host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), LIMIT_S) as connection:
-        fields = f"Content-Length: {length}\r\nContent-Type: application/json\r\n"
+        fields = f"{length}\r\nContent-Type: application/json\r\n"
         start = f"POST /orders HTTP/1.1\r\nHost: shop\r\nIdempotency-Key: k2\r\n{fields}\r\n"
         connection.sendall(start.encode() + body)
         connection.shutdown(socket.SHUT_WR)
-        while connection.recv(65_536):
-            pass
+        with connection.makefile("rb") as answer:
+            return int((answer.read().split() or [b"", b"0"])[1])
 
 
 def deliver(client: httpx.Client, url: str) -> int:

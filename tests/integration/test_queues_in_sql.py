@@ -12,10 +12,12 @@ from tests.conditions import LIMIT_S, wait_until
 
 from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
 from oncely.core.control import Unrecoverable
-from oncely.core.verdicts import Acknowledgement
+from oncely.core.verdicts import Ack, Acknowledgement
+from oncely.core.waiting import queue_named
 from oncely.stores import notifications
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
+from oncely.stores.store import Transaction
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport
 
@@ -153,6 +155,30 @@ def test_two_tables(url: str) -> None:
 def _of_another_process(url: str) -> Transport:
     # Nothing in this process tells the one of the other.
     return open_transport(f"{url}{'&' if '?' in url else '?'}application_name=another")
+
+
+@pytest.mark.parametrize("url", ["postgresql", "mysql"], indirect=True)
+def test_taking_locks_nothing_that_is_held(url: str, ledger: Ledger, engine: Engine) -> None:
+    """While others are being taken, who acknowledges finds no lock on what it holds: MariaDB locked
+    all that was held.
+    """
+    store = ledger._store
+    assert isinstance(store, SqlStore)
+    with closing(open_transport(url)) as transport:
+        transport.publish(_QUEUE, [Message(str(n), b"", key=str(n % 5)) for n in range(20)])
+        held = transport.receive(_QUEUE, 3, 0.0)
+
+        def take(transaction: Transaction) -> int:
+            taken = transaction.take(queue_named(_QUEUE), 10, 60.0, one_per_lane=True, counts=True)
+            numbers = ", ".join(str(each.tag.row.number) for each in held)
+            locked = f"SELECT id FROM waiting_messages WHERE id IN ({numbers}) FOR UPDATE NOWAIT"
+            with engine.begin() as program:
+                assert len(program.execute(text(locked)).all()) == len(held)
+            transport.acknowledge([(each, Ack()) for each in held])
+            return len(taken)
+
+        assert store.transaction(take) == 2
+        assert sum(each.waiting for each in ledger.mailbox.backlogs().values()) == 17
 
 
 def test_told_by_the_server(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,12 +125,12 @@ def test_refresh_is_cheap(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> No
     assert asked[3:] == ["problems", "activity"]
 
 
-def noted(asked: list[str], name: str, ask: Callable[[Ledger], Any]) -> Callable[[Ledger], Any]:
+def noted(asked: list[str], name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
     """As `ask`, and each time its name is put on the list."""
 
-    def noting(of: Ledger) -> Any:
+    def noting(of: Ledger, **how: Any) -> Any:
         asked.append(name)
-        return ask(of)
+        return ask(of, **how)
 
     return noting
 

@@ -1,5 +1,6 @@
 """SQLite files that several processes write to: commits that last, and waiting for the lock."""
 
+import os
 import sqlite3
 import time
 from typing import Any
@@ -54,6 +55,17 @@ def is_locked(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED
 
 
+def is_denied(error: Exception, file: str | None) -> bool:
+    """Whether an error says that this process may not read and write the file, or its folder."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code != sqlite3.SQLITE_CANTOPEN or file is None:
+        return code == sqlite3.SQLITE_READONLY
+    # It says so, too, where no more files can be opened for now.
+    folder = os.path.dirname(os.path.abspath(file))  # noqa: PTH100, PTH120 - often.
+    is_hidden = os.path.exists(file) and not os.access(file, os.R_OK | os.W_OK)  # noqa: PTH110
+    return is_hidden or not os.access(folder, os.W_OK | os.X_OK)
+
+
 def switch_to_wal(connection: Any) -> None:
     """Set WAL mode, which stays with the file. Raises OperationalError where it stays locked."""
     # The switch needs the file exclusively, and SQLite does not apply the busy timeout to it.
@@ -62,7 +74,7 @@ def switch_to_wal(connection: Any) -> None:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
-        except sqlite3.OperationalError:
-            if monotonic() > deadline:
+        except sqlite3.OperationalError as error:
+            if is_denied(error, None) or monotonic() > deadline:
                 raise
             time.sleep(0.02)

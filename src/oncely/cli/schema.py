@@ -1,6 +1,6 @@
 """`oncely migrate` and `oncely check`: the schema, and problems of the ledger or its settings."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
@@ -10,6 +10,7 @@ from oncely.cli.terminal import put_json, say
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.shown import shown
+from oncely.stores.names import Program
 
 if TYPE_CHECKING:
     from oncely.ledger import Ledger
@@ -41,13 +42,22 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
 
 
 @options.command("check", "oncely check --replay-window 7d --broker-timeout 30m")
+@options.option(
+    "--for",
+    get_args(Program),
+    "the kind of program whose privileges in the database are checked",
+    "program",
+    default="worker",
+)
 @options.time("--replay-window", "how long a message may be delivered again")
 @options.time("--retention", "how long records are kept, instead of each consumer's own retention")
 @options.time("--broker-timeout", "how long the broker waits for an acknowledgement")
 @options.option("--lease", values.LEASE, "a claim's time limit, or none", default=Policy().lease)
 @options.open_ledger
 def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
-    """Find what can lose or repeat messages: the schema, store settings, retention, lease."""
+    """Find what can lose or repeat messages: the schema, store settings, privileges that the role
+    of the ledger's URL lacks, retention, lease.
+    """
     found = ops.problems(ledger, **settings)
     sentences = [mask_passwords(sentence) for sentence in found]
     if as_json:

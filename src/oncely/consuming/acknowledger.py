@@ -8,7 +8,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.consuming.retries import Retries
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.errors import BrokerRefused, StoreError, TransportError
+from oncely.core.errors import BrokerRefused, StoreDenied, StoreError, TransportError
 from oncely.core.verdicts import Ack, Acknowledgement, DeadLetter, Delay, Reject, Requeue, Told
 from oncely.transports.transport import Transport
 
@@ -58,6 +58,9 @@ class Acknowledger:
         try:
             yield
         except (StoreError, TransportError, BrokerRefused) as error:
+            if StoreDenied in (type(error), type(error.__cause__)):
+                # It would be met with each message, and each would be redelivered for ever.
+                raise
             # They are redelivered, and the ledger knows them.
             self._outage.met(error, by, count=count)
         else:

@@ -111,6 +111,7 @@ class Consuming:
     def _keep_in(self, handling: Handling) -> None:
         """Set up the work with a ledger, as far as its store supports it."""
         settings, ledger = self._settings, handling.ledger
+        ledger.check_privileges("worker")
         outage = handling.patience.outage
         self._claims = Claims(settings, handling, self._stop, outage)
         if handling.keeping is not None:

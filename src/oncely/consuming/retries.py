@@ -1,13 +1,15 @@
 """Retries: a consumer's messages that wait in the ledger, taken when they are due."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from oncely._util.clock import monotonic
 from oncely._util.outage import Outage
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.errors import StoreError
+from oncely.core.errors import StoreDenied, StoreError
 from oncely.core.rules import AFTER_DOUBT, BEHIND
 from oncely.core.verdicts import Delay
+from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.taken import settle_taken
@@ -43,13 +45,9 @@ class Retries:
         if monotonic() < self._look_at:
             return self._are_due
         self._look_at = monotonic() + _LOOK_S
-        try:
+        free_in_s = None
+        with self._noted("looks"):
             free_in_s = self._mailbox.free_in_s(self._keeping.queue)
-        except StoreError as error:
-            self._outage.met(error, "looks")
-            free_in_s = None
-        else:
-            self._outage.over("looks")
         self._are_due = free_in_s == 0
         if self._are_due and self._yields:
             # Once: each other worker has looked before this one looks again. All look at the moment
@@ -61,16 +59,26 @@ class Retries:
 
     def take(self, queue: str, most: int) -> list[Delivery]:
         """At most so many messages that are due, as deliveries of `queue`."""
-        try:
+        taken: Sequence[WaitingMessage] = ()
+        with self._noted("takes"):
             taken = self._mailbox.take(most, self._hold_s, queue=self._keeping.queue)
-        except StoreError as error:
-            self._outage.met(error, "takes")
-            taken = []
-        else:
-            self._outage.over("takes")
         # A message that can be taken may stand behind one that cannot.
         self._are_due = len(taken) == most
         return [Delivery(each.message, queue, each.attempts + 1, each) for each in taken]
+
+    @contextmanager
+    def _noted(self, by: str) -> Iterator[None]:
+        """Note an error of the store, which is tried again. Raises StoreDenied, which would come
+        again and again.
+        """
+        try:
+            yield
+        except StoreDenied:
+            raise
+        except StoreError as error:
+            self._outage.met(error, by)
+        else:
+            self._outage.over(by)
 
     def expect(self, turns: Sequence[DeliveryTurn]) -> None:
         """Note when these turns, or the messages behind them, may be due again."""
@@ -98,17 +106,16 @@ class Retries:
         lanes = {turn: lane for turn in turns if (lane := self._keeping.lane_of(turn.message))}
         if not lanes:
             return
-        try:
+        # Unless the ledger answers.
+        for turn in turns:
+            turn.ending = AFTER_DOUBT
+        with self._noted("lanes"):
             taken = self._mailbox.lanes(self._keeping.queue, {*lanes.values()})
-        except StoreError as error:
-            self._outage.met(error, "lanes")
             for turn in turns:
-                turn.ending = AFTER_DOUBT
-            return
-        self._outage.over("lanes")
-        for turn, lane in lanes.items():
-            if lane in taken:
-                turn.ending, turn.waits = BEHIND, True
+                turn.ending = None
+            for turn, lane in lanes.items():
+                if lane in taken:
+                    turn.ending, turn.waits = BEHIND, True
 
     def acknowledge(self, turns: Sequence[DeliveryTurn]) -> None:
         """Tell the ledger how the taken messages have ended, if it does not know yet. Raises

@@ -63,6 +63,12 @@ class ReplyLost(StoreUnavailable):
     """
 
 
+class StoreDenied(StoreError):
+    """The store's role or user lacks a privilege: asking again does not help. The text names what
+    is missing, and what to type.
+    """
+
+
 class UnreadableRow(StoreError):
     """A row of the store is not as oncely, or a service that shares its table, writes it. The text
     names the row, and says what to type to mend it.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
@@ -9,7 +10,7 @@ from oncely.async_ledger import SteadyLedger, running_loop
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
-from oncely.http.problems import Refused
+from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
@@ -60,7 +61,9 @@ class IdempotencyKey:
             try:
                 await self._keyed(key, fields, scope, receive, send)
             except Refused as refused:
-                await send_whole(send, self._requests.told(refused.problem))
+                # Whoever has disconnected may still listen, and where not, a server may say so.
+                with suppress(OSError):
+                    await send_whole(send, self._requests.told(refused.problem))
 
     async def _keyed(
         self, key: str, fields: list[tuple[str, str]], scope: Scope, receive: Receive, send: Send
@@ -73,8 +76,7 @@ class IdempotencyKey:
         )
         try:
             if not await _read_into(body, receive):
-                body.close()
-                return  # The client disconnected before its request was complete.
+                raise Refused(INCOMPLETE)
             body.check_whole()
             request = _request(scope, fields, body)
             if self._requests.asks or body.length > _QUICK:

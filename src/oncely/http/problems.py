@@ -141,6 +141,13 @@ INCOMPLETE = Problem(
     "The request's body is incomplete",
     "nothing was done: repeat the request as a whole",
 )
+LENGTH_REQUIRED = Problem(
+    "length-required",
+    411,
+    "idempotency_length_required",
+    "The request's body has no length",
+    "nothing was done: this server does not tell whether it is whole; send Content-Length",
+)
 
 
 def too_large(limit: int) -> Problem:

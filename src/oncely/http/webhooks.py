@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
@@ -32,6 +32,7 @@ from oncely.lifecycle.retention import StoredRetention
 _log = EventLog(__name__)
 
 _JSON = "application/json"
+_INCOMPLETE = "the body is incomplete"
 _RETRY_S = 5
 _THREADS = 8
 _KEPT_APART = frozenset({"authorization", "proxy-authorization", "cookie"})
@@ -98,6 +99,9 @@ class Webhook:
         while more and len(body) <= self._max_body:
             event = await receive()
             if event["type"] == "http.disconnect":
+                # It may still listen, and where not, a server may say so.
+                with suppress(OSError):
+                    await send_whole(send, self._refused(400, _INCOMPLETE))
                 return
             body += event.get("body", b"")
             more = event.get("more_body", False)
@@ -115,7 +119,7 @@ class Webhook:
                 if len(body) > self._max_body:
                     break  # Too large: it is refused in any case.
         except Refused:
-            answer = self._refused(400, "the body is incomplete")
+            answer = self._refused(400, _INCOMPLETE)
         else:
             fields = dict(fields_in(environ))
             answer = self.receive(environ["REQUEST_METHOD"], fields, bytes(body))

@@ -13,7 +13,7 @@ from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.passing import Passing
-from oncely.http.problems import INCOMPLETE, Refused
+from oncely.http.problems import INCOMPLETE, LENGTH_REQUIRED, Refused
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
@@ -63,6 +63,8 @@ class WsgiIdempotencyKey:
                 for piece in pieces_in(environ):
                     body.write(piece)
                 body.check_whole()
+                if body.length and _hides_cuts(environ):
+                    raise Refused(LENGTH_REQUIRED)
                 work = self._requests.work(key, _request(environ, fields, body))
             except Refused as refused:
                 return start_whole(start_response, self._requests.told(refused.problem))
@@ -214,6 +216,14 @@ def pieces_in(environ: Environ) -> Iterator[bytes]:
         left -= len(piece)
     if left > 0:
         raise Refused(INCOMPLETE)
+
+
+def _hides_cuts(environ: Environ) -> bool:
+    """Whether a body that was cut off would look like a whole one: Granian ends it in either way,
+    where the request does not say its length.
+    """
+    is_granian = environ.get("SERVER_SOFTWARE", "").lower().startswith("granian")
+    return is_granian and not environ.get("CONTENT_LENGTH")
 
 
 def start_whole(start_response: StartResponse, answer: HttpAnswer) -> list[bytes]:

@@ -36,6 +36,7 @@ from oncely.core.errors import (
     MessageError,
     MismatchError,
     OncelyError,
+    StoreDenied,
     StoreError,
     StoreUnavailable,
     UnreadableRow,
@@ -400,6 +401,8 @@ class Handling:
             waiting = [row for row in rows if not row.is_set_aside]
             dead = [row for row in rows if row.is_set_aside]
             await calls.run(calls.mailbox.keep, waiting, dead, self._rows_in_queue(turns))
+        except StoreDenied:
+            raise
         except StoreError as error:
             if len(turns) > 1 and not isinstance(error, StoreUnavailable):
                 # The error may be of one of them: keeping each alone finds out which.
@@ -625,6 +628,11 @@ class Handling:
         for turn in turns:
             turn.refusal = error
             turn.ending = AFTER_DOUBT
+        if isinstance(error, StoreDenied):
+            # So would the end of each later message be. These have run, and are not given back.
+            for turn in turns:
+                turn.phase = Phase.STORED
+            raise error
 
     async def _write(
         self, calls: AsyncCalls, turns: Sequence[Turn], claims: Sequence[Claim]

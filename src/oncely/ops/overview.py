@@ -79,7 +79,7 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
     are those problems, if they were asked for lately: `problems` compares the whole schema.
     """
     found = status(ledger)
-    wrong = problems(ledger) if known is None else known
+    wrong = problems(ledger, program="reader") if known is None else known
     doubtful = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
     since = next((each.lease_until or each.last_seen for each in doubtful), None)
     oldest_in_doubt_s = None if since is None else ledger.now() - since

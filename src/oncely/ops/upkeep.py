@@ -17,6 +17,7 @@ from oncely.ops.activity import DAY_S, audit, runs, workers
 from oncely.ops.auditing import Note, audited
 from oncely.ops.known import check_known, consumers
 from oncely.ops.status import backlogs
+from oncely.stores.names import Program
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
@@ -120,18 +121,20 @@ def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> No
 def problems(
     ledger: Ledger,
     *,
+    program: Program = "worker",
     lease: Duration = LEASE,
     broker_timeout: Duration | None = None,
     replay_window: Duration | None = None,
     retention: Duration | None = None,
 ) -> Sequence[str]:
-    """What can lose or repeat messages, a sentence each: the store's own, and the settings'.
+    """What can lose or repeat messages, a sentence each: the store's own, with the privileges that
+    its role lacks for a `program` of that kind, and the settings'.
 
     `replay_window` is how long after a message was last seen it may be delivered again;
     `broker_timeout` how long the broker waits for an acknowledgement. Without them nothing is
     said about retention and lease. The retention is each consumer's own, unless one is given.
     """
-    found = [*ledger.problems(), *_set_back(ledger), *_left_behind(ledger)]
+    found = [*ledger.problems(program), *_set_back(ledger), *_left_behind(ledger)]
     if replay_window is not None:
         window_s = seconds(replay_window, "replay_window")
         of_whom = _own_retentions(ledger) if retention is None else {"": retention}

@@ -27,18 +27,24 @@ _MOST_OPEN = 8
 _ledgers: dict[tuple[str, str, str | None], Ledger] = {}
 """The ledgers of this process, the least recently used first."""
 _opening = threading.Lock()
-_migrate = lru_cache(maxsize=_MOST_OPEN)(Ledger.migrate)
+
+
+@lru_cache(maxsize=_MOST_OPEN)
+def _prepare(ledger: Ledger) -> None:
+    ledger.migrate()
+    ledger.check_privileges("spark")
 
 
 def migrated_ledger(address: LedgerAddress) -> Ledger:
     """The ledger there; its schema is created or upgraded at the first call in this process.
 
     A secret (env:NAME or file:PATH) is read each time, so that a changed password takes effect.
-    Raises ConfigError, which names the machine on which a secret is missing.
+    Raises ConfigError, which names the machine on which a secret is missing, or what its role lacks
+    of the privileges that Spark needs.
     """
     with url_here(address.location) as url:
         ledger = _opened(url, address.table, address.schema)
-    _migrate(ledger)
+    _prepare(ledger)
     return ledger
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from oncely.core.errors import ConfigError
 
 TABLE_NAME = "processed_messages"
+Program = Literal["worker", "relay", "operator", "reader", "spark"]
+"""A kind of program, by what it does with a ledger."""
 UNIQUE_NAME = "uq_message_provider"
 
 _MAX_BYTES = 63

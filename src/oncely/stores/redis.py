@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 from oncely._util.clock import moved_time
 from oncely._util.event_log import EventLog
 from oncely.core.cases import Case, Row
-from oncely.core.errors import ConfigError, ReplyLost, StoreError, StoreUnavailable
+from oncely.core.errors import ConfigError, ReplyLost, StoreDenied, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_settings
-from oncely.stores.names import TABLE_NAME
+from oncely.stores.names import TABLE_NAME, Program
 from oncely.stores.redis_server import RedisServer, Script
+from oncely.stores.redis_settings import READS, WRITES
 from oncely.stores.retrying import TryAgain
 from oncely.stores.store import (
     Believed,
@@ -55,6 +56,7 @@ _PURGE = Script("prelude", "write", "horizons", "choose", "purge")
 _FORGET_UNTIL = Script("prelude", "horizons", "forget_until")
 _TALLIES = Script("prelude", "tallies")
 _SIZE = Script("prelude", "size")
+_LACKING = Script("lacking")
 
 T = TypeVar("T")
 
@@ -221,14 +223,21 @@ class RedisStore(Store):
     def migrate(self) -> None:
         pass
 
-    def problems(self) -> Sequence[str]:
+    def grants(self, program: Program) -> Sequence[str]:
+        commands = f"{READS} {'' if program == 'reader' else WRITES}"
+        lacking = self._server.run(_LACKING, self._prefix, commands, lost=TryAgain)
+        return [f"ACL SETUSER {self._server.user} ~{self._prefix}:* {lacking}"] if lacking else []
+
+    def problems(self, program: Program = "worker") -> Sequence[str]:
         try:
             found = self._server.ask("CONFIG", "GET", "appendfsync")
         except StoreUnavailable:
             raise
         except StoreError:  # A hosted Redis may not let its users ask.
             found = []
-        return redis_settings.problems(self._server.info(), found[1] if found else None)
+        lacks = f"The user of this ledger lacks what a {program} needs; type:"
+        unsafe = redis_settings.problems(self._server.info(), found[1] if found else None)
+        return [*(f"{lacks} {grant}" for grant in self.grants(program)), *unsafe]
 
     def size(self) -> int | None:
         return int(self._run(_SIZE, []))
@@ -276,7 +285,14 @@ class RedisStore(Store):
             self.check()
         now = moved_time() if self._clock is None else self._clock()
         clock = "" if now is None else str(now)
-        return self._server.run(script, self._prefix, clock, json.dumps(asked), lost=lost)
+        try:
+            return self._server.run(script, self._prefix, clock, json.dumps(asked), lost=lost)
+        except StoreDenied as error:
+            # The error of a script does not say which command it is that the user may not run.
+            grants = self.grants(
+                "reader" if script in (_LOAD, _SCAN, _SIZE, _TALLIES) else "worker"
+            )
+            raise StoreDenied("; type: ".join((str(error), *grants))) from error
 
     def _all_keys(self, consumer: str | None) -> Iterator[Collection[Key]]:
         """The keys of all records, or of those of one consumer, page by page."""

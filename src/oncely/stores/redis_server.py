@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from oncely._util.forking import afresh_in_children
 from oncely._util.tls import advice
-from oncely.core.errors import StoreError, StoreUnavailable, mask_passwords
+from oncely.core.errors import StoreDenied, StoreError, StoreUnavailable, mask_passwords
 from oncely.stores.retrying import TryAgain, patiently
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -26,6 +26,7 @@ _CONNECTIONS = 10_000
 _PASSING = ("LOADING", "BUSY", "READONLY", "MASTERDOWN")
 _LASTING = ("OOM", "MISCONF", "NOREPLICAS")
 _CODE = re.compile(rf"\b({'|'.join((*_PASSING, *_LASTING))})\b")
+_DENIED = "The user executing the script can't"
 # redis-py removes the code from the text of these errors.
 _CODES: Mapping[type[exceptions.RedisError], str] = {
     exceptions.BusyLoadingError: "LOADING",
@@ -64,6 +65,7 @@ class RedisServer:
         self._scheme = urlsplit(url).scheme
         self.name = f"{self._scheme}://{settings['host']}:{settings['port']}/{settings['db']}"
         """Where it is, for errors and logs."""
+        self.user = settings.get("username") or "default"
 
     def run(self, script: Script, *words: str, lost: type[Exception]) -> Any:
         """What `script` answers. Where its reply is lost, `lost` is raised: TryAgain repeats it."""
@@ -146,6 +148,8 @@ class RedisServer:
             return TryAgain(text)
         if code in _LASTING:
             return StoreUnavailable(text)
+        if isinstance(error, exceptions.NoPermissionError) or _DENIED in text:
+            return StoreDenied(text)
         # For redis-py this is an error of the connection, but it is an answer.
         is_answer = isinstance(error, exceptions.AuthenticationError)
         if is_answer or not isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):

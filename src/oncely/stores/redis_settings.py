@@ -5,6 +5,15 @@ from collections.abc import Mapping, Sequence
 _POLICY = "noeviction"
 
 
+READS = (
+    "info time scan exists hget hgetall hmget memory|usage smembers zcard zcount zrange zrank"
+    " zscore"
+)
+"""The commands of every program, besides EVAL and EVALSHA."""
+WRITES = "del hdel hincrby hset sadd srem zadd zrem"
+"""Those of every program but a reader."""
+
+
 def refusal(info: Mapping[str, str]) -> str | None:
     """Why this Redis cannot hold a ledger, and what to type; None where it can."""
     mode, policy = info.get("redis_mode", "standalone"), info.get("maxmemory_policy", _POLICY)

@@ -10,6 +10,7 @@ from oncely.core.cases import Case
 from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
+from oncely.stores.names import Program
 
 T = TypeVar("T")
 
@@ -397,8 +398,8 @@ class Store(Records, Operations, Protocol):
     """Where records live. Holds no rule: those are in core/rules.py.
 
     Every method raises StoreUnavailable when the store cannot be reached after some tries, and
-    StoreError for any other error; `insert`, `update` and `delete` raise ReplyLost when the connection
-    breaks after something was sent. All are safe to call from many threads.
+    StoreError for any other error; `insert`, `update` and `delete` raise ReplyLost when the
+    connection breaks after something was sent. All are safe to call from many threads.
 
     A class that names it as its base inherits defaults for the simplest of stores: no connections
     to wait for, no transactions that lose against others, no schema, and no waiting messages.
@@ -537,8 +538,14 @@ class Store(Records, Operations, Protocol):
         """What `migrate` would do now, as SQL; empty where it would do nothing."""
         return ""
 
-    def problems(self) -> Sequence[str]:
-        """What is wrong with the schema or the settings of the store, a sentence each."""
+    def problems(self, program: Program = "worker") -> Sequence[str]:  # noqa: ARG002 - not all ask.
+        """What is wrong with the schema or the settings of the store, and what a program of that
+        kind needs and may not do there, a sentence each.
+        """
+        return []
+
+    def grants(self, program: Program) -> Sequence[str]:  # noqa: ARG002 - not all have roles.
+        """What to type, so that a program of that kind may do in this store what it needs."""
         return []
 
     def size(self) -> int | None:

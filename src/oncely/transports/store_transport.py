@@ -3,7 +3,7 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,12 @@ from oncely.core.destination import (
     takes,
 )
 from oncely.core.errors import (
+    BrokerRefused,
     ConfigError,
     ContentionError,
-    KeysLocked,
     MessageError,
     PublishRefused,
+    StoreDenied,
     StoreError,
     StoreUnavailable,
     TransportError,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from oncely.stores.sql.sql_store import SqlStore
 
 
-_LOCKED_TRIES = 4
 _CLOSING_S = 5.0
 """How long `close` waits for calls in other threads, which may wait for the database."""
 
@@ -163,11 +163,6 @@ class StoreTransport:
                     _reject(transaction, row, verdict.reason)
             return done + len(still)
 
-        # Receivers on a busy MariaDB lock the first message of each lane for a moment, also one
-        # that is held: who acknowledges it had to wait for over a second.
-        for _ in range(_LOCKED_TRIES - 1):
-            with suppress(KeysLocked):
-                return self._store.transaction(work)
         return self._store.transaction(work)
 
     def publish(
@@ -262,7 +257,7 @@ class StoreTransport:
             return
         try:
             self._store.bindings("")
-        except (StoreUnavailable, ContentionError):
+        except (StoreUnavailable, ContentionError, StoreDenied):
             raise
         except StoreError:
             self._store.migrate()
@@ -290,6 +285,8 @@ def _told() -> Iterator[None]:
     """Raise a transport's errors instead of a store's."""
     try:
         yield
+    except StoreDenied as error:
+        raise BrokerRefused(str(error)) from error
     except StoreError as error:
         raise TransportError(str(error)) from error
     except MessageError as error:

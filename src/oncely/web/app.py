@@ -123,7 +123,7 @@ def dashboard(
         hosts,
         trusted,
         {} if probes is None else probes,
-        Remembered(partial(ops.problems, ledger), PROBLEMS_FOR_S),
+        Remembered(partial(ops.problems, ledger, program="reader"), PROBLEMS_FOR_S),
         Remembered(partial(ops.activity, ledger), ACTIVITY_FOR_S),
         SharedPages(PAGES_FOR_S),
     )

@@ -88,7 +88,7 @@ def test_a_body_in_chunks_counts_whole(guard: Guard) -> None:
 
 
 def test_a_client_that_goes_amid_its_request_has_not_asked(guard: Guard, ledger: Ledger) -> None:
-    """Half a body is not handled, and the key is free."""
+    """Half a body is not handled, and the key is free; whoever still listens is told."""
     events = [
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},
@@ -102,7 +102,7 @@ def test_a_client_that_goes_amid_its_request_has_not_asked(guard: Guard, ledger:
         sent.append(event)
 
     asyncio.run(guard(done)(keyed(), receive, send))
-    assert [sent, states(ledger)] == [[], []]
+    assert [sent[0]["status"], states(ledger)] == [400, []]
 
 
 def test_a_large_body_is_not_kept_in_memory(guard: Guard) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Select,
+    Table,
     bindparam,
     func,
     literal_column,
@@ -75,6 +76,8 @@ class Fault(Enum):
     """Another transaction held a lock for longer than we waited; nothing is stored."""
     READ_ONLY = auto()
     """The session cannot write, as after a failover; nothing is stored."""
+    DENIED = auto()
+    """The session's role lacks a privilege; nothing is stored."""
     UNAVAILABLE = auto()
     """The database can be reached, but does not serve."""
     OTHER = auto()
@@ -115,6 +118,10 @@ class Dialect(ABC):
     """The same, but waits for rows that others have locked."""
     batches_at_once: ClassVar[int] = 2
     """How many batches it works on side by side."""
+    denied: ClassVar[str] = "type: oncely check"
+    """What tells which privilege is missing."""
+    to_migrate: ClassVar[str]
+    """What a role needs that lacks nothing for other work."""
     poll_s: ClassVar[float] = 0.2
     """How often to look for messages that others have kept."""
 
@@ -136,7 +143,7 @@ class Dialect(ABC):
         self.is_hurried = is_hurried
         self.table = tables.records
         self.waiting_table = tables.waiting
-        name_of = engine.dialect.identifier_preparer.format_table
+        self.name_of = name_of = engine.dialect.identifier_preparer.format_table
         self.name = name_of(tables.records)
         self.waiting_name = name_of(tables.waiting)
         self.steps_name = name_of(tables.steps)
@@ -456,6 +463,12 @@ class Dialect(ABC):
         return []
 
     @abstractmethod
+    def grants(self, link: SqlConnection, needed: Sequence[tuple[str, Table]]) -> list[str]:
+        """What gives the session's role those of the privileges, each on a table, that it lacks:
+        a statement for each table. Nothing is written to find out.
+        """
+
+    @abstractmethod
     def size(self, connection: Connection) -> int | None:
         """The bytes that the table and its indexes take up."""
 
@@ -554,6 +567,14 @@ class Dialect(ABC):
 
 def _built(build: Callable[..., str], *shape: tuple[str, ...]) -> str:
     return build(*shape)
+
+
+def granting(lacking: Iterable[Sequence[str]], role: Callable[[], str]) -> list[str]:
+    """The statements that grant a role these privileges, each with what it is on."""
+    of: dict[str, list[str]] = {}
+    for privilege, on in lacking:
+        of.setdefault(on, []).append(privilege)
+    return [f"GRANT {', '.join(those)} ON {on} TO {role()}" for on, those in of.items()]
 
 
 def raw_cursor(link: SqlConnection) -> Any:

@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from pymysql.constants import CR, ER
-from pymysql.err import InterfaceError
-from sqlalchemy import Connection
+from pymysql.err import InterfaceError, MySQLError
+from sqlalchemy import Connection, Table
 
 from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked, StoreError
@@ -19,6 +19,7 @@ from oncely.stores.sql.dialect import (
     Dialect,
     Fault,
     SqlConnection,
+    granting,
     in_transaction,
     raw_cursor,
 )
@@ -101,6 +102,16 @@ _CLIENT_ERRORS = range(CR.CR_ERROR_FIRST, 3000)
 """Errors of the driver, about its connection."""
 _TIMED_OUT = (1969, 3024)
 _READ_ONLY = (ER.OPTION_PREVENTS_STATEMENT, 1792, 1836)
+_DENIED = (
+    *(ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR),
+    ER.SPECIFIC_ACCESS_DENIED_ERROR,
+)
+_EXPLAINED = {
+    "SELECT": "SELECT * FROM {0}",
+    "INSERT": "INSERT INTO {0} () VALUES ()",
+    "UPDATE": "UPDATE {0} SET {1} = NULL",
+    "DELETE": "DELETE FROM {0}",
+}
 _UNAVAILABLE = (
     *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, ER.USER_LIMIT_REACHED),
     *(ER.DISK_FULL, ER.RECORD_FILE_FULL, ER.OUTOFMEMORY, ER.OUT_OF_RESOURCES),
@@ -125,6 +136,9 @@ class Mysql(Dialect):
     samples = False
     position = "instr"
     always = "'1970-01-01'"
+    to_migrate = (
+        "to migrate, a role needs CREATE, ALTER, INDEX, SELECT, INSERT and UPDATE on the database"
+    )
     insert_absent = "INSERT IGNORE INTO {}"
     skip_locked = "FOR UPDATE SKIP LOCKED"
     locked = "FOR UPDATE"
@@ -225,6 +239,31 @@ class Mysql(Dialect):
         why = f"The server answers before a commit is on the disk ({name} {value}): a crash loses"
         return [f"{why} the newest, and messages completed then run again; write {name} = 1."]
 
+    def grants(self, link: SqlConnection, needed: Sequence[tuple[str, Table]]) -> list[str]:
+        return granting(self._lacking(link, needed), lambda: self._role(link))
+
+    def _lacking(
+        self, link: SqlConnection, needed: Sequence[tuple[str, Table]]
+    ) -> Iterator[tuple[str, str]]:
+        preparer, database = self._engine.dialect.identifier_preparer, self._engine.url.database
+        for privilege, table in needed:
+            name = self.name_of(table)
+            if table.schema is None and database is not None:
+                name = f"{preparer.quote_identifier(database)}.{name}"
+            [column, *_] = map(preparer.format_column, table.c)
+            try:
+                # It needs the same as the statement, which is not run.
+                self.run(link, f"EXPLAIN {_EXPLAINED[privilege].format(name, column)}")
+            except MySQLError as error:
+                if (fault := self.fault(error)) is Fault.DENIED:
+                    yield privilege, name
+                elif fault is not Fault.NO_TABLE:
+                    raise
+
+    def _role(self, link: SqlConnection) -> str:
+        user, _, host = self.run(link, "SELECT CURRENT_USER()").fetchone()[0].rpartition("@")
+        return f"'{user}'@'{host}'"
+
     def size(self, connection: Connection) -> int | None:
         found = connection.exec_driver_sql(
             "SELECT data_length + index_length FROM information_schema.tables"
@@ -249,6 +288,8 @@ class Mysql(Dialect):
             return Fault.LOST
         if code in _READ_ONLY:
             return Fault.READ_ONLY
+        if code in _DENIED:
+            return Fault.DENIED
         # PyMySQL raises OperationalError for nearly everything: only the code tells.
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 

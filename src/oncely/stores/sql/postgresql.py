@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import ColumnElement, Connection, Select, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, literal_column, select
 from sqlalchemy.schema import CreateIndex
 
 from oncely._util.clock import monotonic
@@ -21,6 +21,7 @@ from oncely.stores.sql.dialect import (
     Fault,
     Sample,
     SqlConnection,
+    granting,
     in_transaction,
     raw_cursor,
 )
@@ -87,6 +88,7 @@ _LOCKED = "55P03"
 _NO_TABLE = ("42P01", "42703", "3F000")
 _READ_ONLY = "25006"
 """The error of a server before or after a failover."""
+_DENIED = "42501"
 _SHUT_DOWN = ("57P01", "57P02", "57P03", "57P05")
 
 
@@ -96,6 +98,7 @@ class Postgresql(Dialect):
     clock = "extract(epoch FROM clock_timestamp())::float8"
     position = "strpos"
     always = "to_timestamp(0)"
+    to_migrate = "to migrate, a role needs CREATE and USAGE on the schema, and to own its tables"
     puts = True
     _told_at = -math.inf
     skip_locked = "FOR UPDATE OF d SKIP LOCKED"
@@ -324,6 +327,34 @@ class Postgresql(Dialect):
             )
         return found
 
+    def grants(self, link: SqlConnection, needed: Sequence[tuple[str, Table]]) -> list[str]:
+        # Without the schema, its tables seem not to be there. What numbers rows, unless it is an
+        # identity, is a sequence, which has privileges of its own.
+        asked = (
+            "WITH k AS (SELECT privilege, name, to_regclass(name) AS oid FROM"
+            " unnest(%(privileges)s::text[], %(names)s::text[]) AS u (privilege, name))"
+            " SELECT privilege, name FROM k WHERE NOT has_table_privilege(oid, privilege)"
+            " UNION ALL SELECT 'USAGE', 'SEQUENCE ' || s.oid::regclass::text FROM k"
+            " JOIN pg_depend AS d ON d.refobjid = k.oid AND d.deptype = 'a'"
+            " JOIN pg_class AS s ON s.oid = d.objid WHERE k.privilege = 'INSERT' AND CASE"
+            " WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END"
+        )
+        schema = (
+            "SELECT 'USAGE', 'SCHEMA ' || quote_ident(nspname) FROM pg_namespace"
+            " WHERE nspname = coalesce(%(schema)s::text, current_schema(), 'public')"
+            " AND NOT has_schema_privilege(oid, 'USAGE')"
+        )
+        values = {
+            "privileges": [privilege for privilege, _ in needed],
+            "names": [self.name_of(table) for _, table in needed],
+        }
+        lacking = (
+            self.run(link, schema, {"schema": self.table.schema}).fetchall()
+            or self.run(link, asked, values).fetchall()
+        )
+        role = "SELECT quote_ident(current_user)"
+        return granting(lacking, lambda: str(self.run(link, role).fetchone()[0]))
+
     def size(self, connection: Connection) -> int | None:
         found = self.run(connection, f"SELECT pg_total_relation_size('{self.name}')")
         return int(found.fetchone()[0])
@@ -345,6 +376,8 @@ class Postgresql(Dialect):
             return Fault.LOST
         if state == _READ_ONLY:
             return Fault.READ_ONLY
+        if state == _DENIED:
+            return Fault.DENIED
         return Fault.UNAVAILABLE if "OperationalError" in kinds else Fault.OTHER
 
     def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:

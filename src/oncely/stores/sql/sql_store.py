@@ -1,8 +1,9 @@
 """SqlStore: records in one table of a relational database."""
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from copy import copy
 from functools import partial, wraps
 from heapq import merge
@@ -23,6 +24,7 @@ from oncely.core.errors import (
     ContentionError,
     KeysLocked,
     ReplyLost,
+    StoreDenied,
     StoreError,
     StoreUnavailable,
     mask_passwords,
@@ -30,7 +32,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
-from oncely.stores.names import TableName
+from oncely.stores.names import Program, TableName
 from oncely.stores.notifications import Listener, Notifications, Poll, ProcessSignal, signal_in
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
@@ -44,6 +46,7 @@ from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import Dialect, Fault
 from oncely.stores.sql.drivers import is_driver_error, is_raised_by_driver, of_driver
 from oncely.stores.sql.engines import dialect_of, engine_beside, renew
+from oncely.stores.sql.privileges import WRITES, needed
 from oncely.stores.sql.record_rows import in_order
 from oncely.stores.sql.revision import is_current
 from oncely.stores.sql.sources import check_joined_source
@@ -335,14 +338,23 @@ class SqlStore:
 
         return self._read(lambda at: migrating.upgrade_sql(at.link, self._name))
 
-    def problems(self) -> Sequence[str]:
+    def problems(self, program: Program = "worker") -> Sequence[str]:
         from oncely.stores.sql import migrating
+
+        # A role does not see what it may not read.
+        if grants := self.grants(program):
+            lacks = f"The role of this ledger lacks what a {program} needs; type:"
+            return [f"{lacks} {grant}" for grant in grants]
 
         def found(at: ConnectedTables[Connection]) -> Sequence[str]:
             drift = migrating.drift(at.link, self._name, self._tables)
             return [*drift, *at.dialect.unsafe_settings(at.link)]
 
         return self._read(found)
+
+    def grants(self, program: Program) -> Sequence[str]:
+        wanted = needed([program], self._tables, self._name)
+        return self._read(lambda at: at.dialect.grants(at.link, wanted))
 
     def size(self) -> int | None:
         return self._read(lambda at: at.dialect.size(at.link))
@@ -468,6 +480,8 @@ class SqlStore:
                 raise
             told = advice(error, self._engine.dialect.name)
             text = f"{self._text(error)}{told}"
+            if fault is Fault.DENIED:
+                raise StoreDenied(f"{text}; {self._dialect.denied}") from error
             if fault not in (Fault.LOST, Fault.UNAVAILABLE):
                 raise StoreError(text) from error
             # What TLS has refused, it would refuse again.
@@ -505,6 +519,9 @@ class SqlStore:
                     "the database of this transaction; open the ledger on that database, and "
                     "type: oncely migrate"
                 )
+            case Fault.DENIED:
+                # The role of the transaction is not that of the ledger.
+                return StoreDenied(f"{self._text(error)}; {self._dialect.denied}")
             case _:
                 return self._error(error, fault)
 
@@ -519,8 +536,24 @@ class SqlStore:
                 return KeysLocked(self._text(error))
             case Fault.LOST | Fault.READ_ONLY | Fault.UNAVAILABLE:
                 return StoreUnavailable(self._text(error))
+            case Fault.DENIED:
+                text = self._text(error)
+                return StoreDenied(f"{text}; {self._denied(text)}")
             case _:
                 return StoreError(self._text(error))
+
+    def _denied(self, text: str) -> str:
+        """What to type after an error with that text."""
+        wanted = needed(WRITES, self._tables, self._name)
+        # Or of the sequence that numbers its rows.
+        on_these = [each for each in wanted if re.search(rf"\b{each[1].name}(_\w+_seq)?\b", text)]
+        # On another connection: on this one the transaction has failed.
+        with suppress(Exception), closing(self._engine_beside.connect()) as connection:
+            grants = self._dialect.grants(connection, on_these)
+            if grants:
+                return f"type: {'; '.join(grants)}"
+            return self._dialect.to_migrate
+        return self._dialect.denied
 
     def _fault(self, error: Exception) -> Fault | None:
         """What an error means; None where it is not the driver's."""

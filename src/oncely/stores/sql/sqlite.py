@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 
 from oncely._util import sqlite_files
 from oncely._util.forking import pause_at_forks
@@ -52,6 +52,8 @@ class Sqlite(Dialect):
     moment = f"coalesce(:now, {clock})"
     position = "instr"
     always = "0.0"
+    denied = "let the user of this process read and write the file and its folder"
+    to_migrate = denied
     skip_locked = ""
     locked = ""
     batches_at_once = 1
@@ -130,9 +132,24 @@ class Sqlite(Dialect):
         found = connection.exec_driver_sql(f"SELECT page_count * page_size FROM {pages}")
         return int(found.scalar_one())
 
+    def grants(self, link: SqlConnection, needed: Sequence[tuple[str, Table]]) -> list[str]:
+        if all(privilege == "SELECT" for privilege, _ in needed):
+            return []
+        try:
+            # Of a file that cannot be written to, SQLite takes BEGIN IMMEDIATE for BEGIN.
+            self.run(link, f"UPDATE {self.name} SET version = version WHERE false")
+        except sqlite3.OperationalError as error:
+            if (fault := self.fault(error)) is Fault.DENIED:
+                return [self.denied]
+            if fault is not Fault.NO_TABLE:
+                raise
+        return []
+
     def fault(self, error: Exception) -> Fault:
         if "no such table" in str(error) or "no such column" in str(error):
             return Fault.NO_TABLE
+        if sqlite_files.is_denied(error, self._engine.url.database):
+            return Fault.DENIED
         if isinstance(error, sqlite3.OperationalError):
             return Fault.UNAVAILABLE
         return Fault.OTHER

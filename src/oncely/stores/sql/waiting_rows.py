@@ -156,19 +156,34 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
     most so many, since hundreds of thousands may be due at the same moment. Whether it was as many.
     """
     name, dialect = at.dialect.waiting_name, at.dialect
-    due = at.run(
-        f"SELECT d.id FROM {name} AS d WHERE d.queue = %(queue)s AND d.set_aside = false"
-        f" AND d.held_until > {dialect.always}"
-        # The time is read once, in a subquery: an index does not help for a clock that moves.
-        f" AND d.held_until <= (SELECT {dialect.moment})"
-        # Others free other messages at the same time.
-        f" ORDER BY d.held_until, d.id {dialect.limit.format(most)} {dialect.skip_locked}",
-        {"queue": queue, "now": dialect.now},
-    ).fetchall()
-    if due:
-        numbers = _listed(sorted(number for [number] in due))
-        at.run(f"UPDATE {name} SET held_until = {dialect.always} WHERE id IN ({numbers})")
-    return len(due) == most
+    is_due = f"d.set_aside = false AND d.held_until > {dialect.always} AND d.held_until <="
+    values = {"queue": queue, "now": dialect.now}
+    beyond, due = "", []
+    while True:
+        # Without locks: MariaDB would lock all that are held as well, and whoever acknowledges them
+        # would wait. The time is read once, in a subquery: an index does not help for a clock that
+        # moves.
+        due = at.run(
+            f"SELECT d.held_until, d.id FROM {name} AS d WHERE d.queue = %(queue)s AND {is_due}"
+            f" (SELECT {dialect.moment}){beyond}"
+            f" ORDER BY d.held_until, d.id {dialect.limit.format(most)}",
+            values,
+        ).fetchall()
+        if not due:
+            return False
+        these = _listed(sorted(number for _, number in due))
+        locked = (
+            f"SELECT d.id FROM {name} AS d WHERE d.id IN ({these}) AND {is_due} {dialect.moment}"
+        )
+        found = at.run(f"{locked} ORDER BY d.id {dialect.skip_locked}", values).fetchall()
+        if found:
+            numbers = _listed([number for [number] in found])
+            at.run(f"UPDATE {name} SET held_until = {dialect.always} WHERE id IN ({numbers})")
+        if found or len(due) < most:
+            return len(due) == most
+        # Others free these at the same time.
+        values["held_until"], last = due[-1]
+        beyond = f" AND {dialect.after_in_order.format('%(held_until)s', last)}"
 
 
 def _numbers_of(at: ConnectedTables[SqlConnection], parents: Collection[Key]) -> list[int]:
