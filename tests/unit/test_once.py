@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -216,13 +218,38 @@ def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     assert runs == [Order()]
 
 
-@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, 1.0), (None, "None"), ([1], "[1]")])
+@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, Decimal(1)), (None, "None"), ([1], "[1]")])
 def test_fingerprints_tell_types_apart(decorated: Decorate, one: Any, two: Any) -> None:
     """Fingerprints of different types differ; None is a fingerprint like any other."""
     charge = decorated(lambda order: None, fingerprint=lambda order: order.amount)
     charge(Order(amount=one))
     with pytest.raises(MismatchError):
         charge(Order(amount=two))
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (1, 1.0),
+        (10**20, 1e20),
+        ({"b": (0.0, 1), "a": 1.50}, {"a": 1.5, "b": [-0.0, 1.0]}),
+        (Decimal("1.10"), Decimal("1.1")),
+        (
+            datetime(2024, 2, 29, 1, tzinfo=UTC),
+            datetime(2024, 2, 28, 20, tzinfo=timezone(timedelta(hours=-5))),
+        ),
+    ],
+)
+def test_fingerprints_of_equal_values(
+    decorated: Decorate, runs: list[Order], one: Any, same: Any
+) -> None:
+    """A repetition that writes a number otherwise, or an instant in another zone, is the same."""
+    charge = decorated(runs.append, fingerprint=lambda order: order.amount)
+    charge(Order(amount=one))
+    charge(Order(amount=same))
+    assert len(runs) == 1
+    with pytest.raises(MismatchError):
+        charge(Order(amount="other"))
 
 
 def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
