@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from oncely._util.event_log import EventLog
@@ -16,6 +16,7 @@ from oncely.core.policy import Policy
 from oncely.engine.inline_calls import InlineCalls
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.work import JoinedWork, Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import check_function, is_async, message_in, wrapped
@@ -55,14 +56,15 @@ def message_context(
 def idempotent_consumer(
     ledger: Ledger,
     *,
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
 ) -> Callable[[F], F]:
     """Run the decorated function or method, sync or async, once for each message of a queue.
 
     The message is that of the `message_context` around the call. For a message seen before the
-    function does not run: that is logged, and the call returns the kept result, else None. An
+    function does not run: that is logged, and the call returns the kept result, else None. Results
+    are kept as `once` keeps them. An
     error of the function is raised as it was, and nothing is stored: with a connection in the
     context, its owner rolls the function's own writes back, too. Where a Message is among the
     arguments, the same id with another body is refused.
@@ -78,7 +80,8 @@ def idempotent_consumer(
 
     def decorate(function: F) -> F:
         check_function(function, _NAME)
-        return cast(F, wrapped(function, barrier.run_async if is_async(function) else barrier.run))
+        run = barrier.run_async if is_async(function) else barrier.run
+        return cast(F, wrapped(function, partial(run, handling.serializer_of(function))))
 
     return decorate
 
@@ -90,9 +93,16 @@ class _Barrier:
         self._ledger = handling.ledger
         self._handling_of = cache(lambda queue: replace(handling, consumer=queue))
 
-    def run(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run(
+        self,
+        serializer: Serializer,
+        call: Callable[[], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         """Run a function that is not async."""
         context, handling, turn = self._asked(args, kwargs)
+        turn.serializer = serializer
         with ExitStack() as stack:
             work = Work(handling, turn)
             if context.connection is not None:
@@ -102,10 +112,15 @@ class _Barrier:
         return _told(work, context)
 
     async def run_async(
-        self, call: Callable[[], Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        serializer: Serializer,
+        call: Callable[[], Awaitable[Any]],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         """Run an async function."""
         context, handling, turn = self._asked(args, kwargs)
+        turn.serializer = serializer
         async with AsyncExitStack() as stack:
             work = Work(handling, turn)
             if context.connection is not None:

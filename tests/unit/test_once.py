@@ -124,16 +124,6 @@ def test_duplicates_get_the_kept_result(
     assert [charge(Order()), charge(Order())] == [result, result]
 
 
-def test_result_that_is_no_json(decorated: Decorate, ledger: Ledger, key: Key) -> None:
-    """A result that is to be kept and is not JSON fails, and is recorded as a failure."""
-    charge = decorated(lambda order: object(), keep_result=True)
-    with pytest.raises(MessageError, match="JSON"):
-        charge(Order())
-    record = found(ledger, key)
-    assert record.state is State.FAILED
-    assert "JSON" in str(record.error)
-
-
 def test_handled_before(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
     """What was handled and never completed is completed, and does not run again."""
     ledger.release(ledger.handled(granted(ledger.claim(key))))

@@ -60,12 +60,20 @@ from oncely.engine.alike_requests import AlikeWrites
 from oncely.engine.asking import to_claim
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.probing import asked_probe
-from oncely.engine.request import Request, Write, json_value, new_token, to_write
+from oncely.engine.request import Request, Write, new_token, to_write
 from oncely.ledger import Ledger, checked_ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY, Holding, Patience
+from oncely.lifecycle.results import (
+    JSON,
+    KeepResult,
+    Serializer,
+    given_back,
+    kept,
+    serializer_of,
+)
 from oncely.lifecycle.retention import StoredRetention
 from oncely.lifecycle.turn import Asked, Kept, Turn
 
@@ -91,6 +99,8 @@ class Handling:
     policy: Policy
     lease_s: float | None
     keeps_result: bool = False
+    kept_as: KeepResult = True
+    """As what type results are kept, or by what; True where the annotations of handlers say it."""
     forgets_failures: bool = False
     """Whether a handler that fails leaves no record."""
     keeping: Keeping | None = None
@@ -118,7 +128,7 @@ class Handling:
         policy: object,
         lease: Duration | None = None,
         *,
-        keep_result: bool = False,
+        keep_result: KeepResult = False,
         is_called: bool = False,
     ) -> Self:
         """From settings as users write them. Where the handler `is_called` by a caller that
@@ -137,8 +147,25 @@ class Handling:
             consumer=consumer,
             policy=policy.for_callers() if is_called else policy,
             lease_s=lease_seconds(policy.lease if lease is None else lease),
-            keeps_result=keep_result or policy.results == "keep",
+            keeps_result=bool(keep_result) or policy.results == "keep",
+            kept_as=keep_result or True,
         )
+
+    def serializer_of(self, function: Callable[..., Any] | None) -> Serializer:
+        """What keeps the results of `function`. Raises ConfigError where nothing can."""
+        return serializer_of(function, self.kept_as) if self.keeps_result else JSON
+
+    def kept(self, turn: Turn, result: Any) -> Any:
+        """What is stored of a handler's result. Made at once: another run may change the object."""
+        if not self.keeps_result:
+            return None
+        names = {"message_id": turn.asked.message_id, "consumer": self.consumer}
+        return kept(turn.serializer, result, **names)
+
+    def given_back(self, turn: Turn) -> Any:
+        """What a duplicate gets."""
+        names = {"message_id": turn.asked.message_id, "consumer": self.consumer}
+        return given_back(turn.serializer, cast(Kept, turn.begun).result, **names)
 
     def keep_retention(self) -> None:
         """Store in the ledger how long the policy keeps records. Not inside a transaction."""
@@ -694,14 +721,13 @@ class Handling:
         is_over = self.keeping is not None and _may_wait(turn)
         sent, command = _held_by(turn).end(), self._command(turn, claim)
         if sent:
-            command = MarkHandled(claim, json_value(turn.result) if self.keeps_result else None)
+            command = MarkHandled(claim, turn.result)
         return Write(command, sent, is_over, removed)
 
     def _command(self, turn: Turn, claim: Claim) -> Held:
         told, verdict, _ = cast(Ending, turn.ending)
         if told is Told.COMPLETED:
-            result = turn.result if self.keeps_result else None
-            return Complete(claim, result) if self.completes else MarkHandled(claim, result)
+            return (Complete if self.completes else MarkHandled)(claim, turn.result)
         if told is Told.RELEASED or self.forgets_failures:
             return Release(claim)
         waits = self.keeping is not None and isinstance(verdict, Delay)
