@@ -1,7 +1,7 @@
 """Handling: what happens before and after a handler, for one message of a consumer or for many."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Self, TypeVar, cast
@@ -151,6 +151,13 @@ class Handling:
             kept_as=keep_result or True,
         )
 
+    @cached_property
+    def followed(self) -> Self:
+        """The same for messages of which something is sent by others once they are handled:
+        whoever has sent that calls `finish`.
+        """
+        return replace(self, completes=False, finishes_handled=False)
+
     def serializer_of(self, function: Callable[..., Any] | None) -> Serializer:
         """What keeps the results of `function`. Raises ConfigError where nothing can."""
         return serializer_of(function, self.kept_as) if self.keeps_result else JSON
@@ -243,7 +250,9 @@ class Handling:
         granted = [held.claim for turn in turns if (held := turn.held) is not None]
         if granted and not is_joined:
             await self._hold(calls, granted, asked_at)
-        await self._finish(calls, turns)
+        handled = [turn for turn in turns if isinstance(turn.outcome, Handled)]
+        if handled and self.finishes_handled:
+            await self.finish(calls, handled)
         doubted = [turn for turn in turns if self._is_to_be_probed(turn)]
         if doubted:
             await self._ask_probed(calls, doubted, is_joined=is_joined)
@@ -284,13 +293,11 @@ class Handling:
             await calls.settle([to_write(Release(claim)) for claim in newest])
             raise
 
-    async def _finish(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
-        """Complete messages that were handled before, and have nothing left to send."""
-        outcomes = [turn.outcome for turn in turns]
-        handled = [outcome.claim.key for outcome in outcomes if isinstance(outcome, Handled)]
+    async def finish(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
+        """Complete messages that were handled, and have nothing left to send."""
+        keys = [cast(Key, turn.key) for turn in turns]
         try:
-            if handled and self.finishes_handled:
-                await calls.run(calls.mailbox.finish, handled)
+            await calls.run(calls.mailbox.finish, keys)
         except AWAY:
             # A relay does it later.
             _log.warning(
