@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 from oncely._util.event_log import EventLog
@@ -76,12 +76,12 @@ def idempotent_consumer(
         raise ConfigError(f"{_NAME}: it takes arguments; write @{_NAME}(ledger)")
     # The consumer is the queue of the context, which is known when a message comes.
     handling = Handling.under(ledger, _NAME, policy, lease, keep_result=keep_result)
-    barrier = _Barrier(replace(handling, forgets_failures=True))
+    handling = replace(handling, forgets_failures=True)
 
     def decorate(function: F) -> F:
         check_function(function, _NAME)
-        run = barrier.run_async if is_async(function) else barrier.run
-        return cast(F, wrapped(function, partial(run, handling.serializer_of(function))))
+        barrier = _Barrier(handling, handling.serializer_of(function))
+        return cast(F, wrapped(function, barrier.run_async if is_async(function) else barrier.run))
 
     return decorate
 
@@ -89,20 +89,14 @@ def idempotent_consumer(
 class _Barrier:
     """Runs functions under the key (consumer queue, message id)."""
 
-    def __init__(self, handling: Handling) -> None:
+    def __init__(self, handling: Handling, serializer: Serializer) -> None:
         self._ledger = handling.ledger
+        self._serializer = serializer
         self._handling_of = cache(lambda queue: replace(handling, consumer=queue))
 
-    def run(
-        self,
-        serializer: Serializer,
-        call: Callable[[], Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def run(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function that is not async."""
         context, handling, turn = self._asked(args, kwargs)
-        turn.serializer = serializer
         with ExitStack() as stack:
             work = Work(handling, turn)
             if context.connection is not None:
@@ -112,15 +106,10 @@ class _Barrier:
         return _told(work, context)
 
     async def run_async(
-        self,
-        serializer: Serializer,
-        call: Callable[[], Awaitable[Any]],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        self, call: Callable[[], Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an async function."""
         context, handling, turn = self._asked(args, kwargs)
-        turn.serializer = serializer
         async with AsyncExitStack() as stack:
             work = Work(handling, turn)
             if context.connection is not None:
@@ -140,6 +129,7 @@ class _Barrier:
             )
         fingerprint = None if message is None else fingerprint_of(message.body)
         turn = Turn(Asked(id_text(context.message_id), fingerprint, message))
+        turn.serializer = self._serializer
         return context, self._handling_of(context.consumer_queue), turn
 
 

@@ -164,15 +164,13 @@ class Handling:
 
     def kept(self, turn: Turn, result: Any) -> Any:
         """What is stored of a handler's result. Made at once: another run may change the object."""
-        if not self.keeps_result:
+        if not self.keeps_result or turn.key is None:
             return None
-        names = {"message_id": turn.asked.message_id, "consumer": self.consumer}
-        return kept(turn.serializer, result, **names)
+        return kept(turn.serializer, result, turn.key)
 
     def given_back(self, turn: Turn) -> Any:
         """What a duplicate gets."""
-        names = {"message_id": turn.asked.message_id, "consumer": self.consumer}
-        return given_back(turn.serializer, cast(Kept, turn.begun).result, **names)
+        return given_back(turn.serializer, cast(Kept, turn.begun).result, cast(Key, turn.key))
 
     def keep_retention(self) -> None:
         """Store in the ledger how long the policy keeps records. Not inside a transaction."""

@@ -159,17 +159,13 @@ class HeldMessage:
     async def _keep(self, calls: AsyncCalls, serializer: Serializer, name: str, result: Any) -> Any:
         """Keep a step's result; return it as a later attempt will read it."""
         assert self._results is not None  # noqa: S101 - they were read before the step ran.
-        self._results[name] = made = kept(serializer, result, **self._names)
+        self._results[name] = made = kept(serializer, result, self.claim.key)
         # The step has had its effect: giving up would let the next attempt repeat the effect.
         await self.say(calls, lambda: calls.keep_step(self.claim, name, made))
         return result if made is None else self._given_back(serializer, name)
 
     def _given_back(self, serializer: Serializer, name: str) -> Any:
-        return given_back(serializer, (self._results or {})[name], **self._names)
-
-    @property
-    def _names(self) -> dict[str, str]:
-        return {"message_id": self.claim.key.message_id, "consumer": self.claim.key.consumer}
+        return given_back(serializer, (self._results or {})[name], self.claim.key)
 
     async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
         """What `speak` returns: repeated while the store is away, until the lease is over."""

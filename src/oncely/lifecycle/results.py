@@ -16,6 +16,7 @@ from uuid import UUID
 from oncely._util.event_log import EventLog
 from oncely.core.errors import ConfigError
 from oncely.core.json_body import no_constant
+from oncely.core.record import Key
 from oncely.lifecycle.wrapping import name_of
 
 _log = EventLog(__name__)
@@ -38,7 +39,7 @@ KeepResult = bool | type[Any] | UnionType | Serializer
 """Whether results are kept; or as what type, where no annotation names it; or by what."""
 
 
-def kept(serializer: Serializer, result: Any, **names: Any) -> Any:
+def kept(serializer: Serializer, result: Any, key: Key) -> Any:
     """`result` as JSON. Where it cannot be kept, that is logged, and it is None: its handler has
     succeeded all the same.
     """
@@ -51,12 +52,12 @@ def kept(serializer: Serializer, result: Any, **names: Any) -> Any:
             "the result of message '%(message_id)s' of '%(consumer)s' cannot be kept: %(reason)s; "
             "a duplicate gets None",
             error=error,
-            extra={"event": "result_not_kept", **names},
+            extra={"event": "result_not_kept", **key._asdict()},
         )
         return None
 
 
-def given_back(serializer: Serializer, json_value: Any, **names: Any) -> Any:
+def given_back(serializer: Serializer, json_value: Any, key: Key) -> Any:
     """The result that was kept so; None where it cannot be read any more, which is logged."""
     if json_value is None:
         return None
@@ -67,7 +68,7 @@ def given_back(serializer: Serializer, json_value: Any, **names: Any) -> Any:
             "the kept result of message '%(message_id)s' of '%(consumer)s' cannot be read: "
             "%(reason)s; a duplicate gets None",
             error=error,
-            extra={"event": "result_unreadable", **names},
+            extra={"event": "result_unreadable", **key._asdict()},
         )
         return None
 
