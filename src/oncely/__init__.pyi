@@ -54,6 +54,7 @@ from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
 from .engine.mailbox import LedgerMailbox, Mailbox
 from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
 from .ledger import Ledger, open_ledger
+from .lifecycle.results import Serializer
 from .lifecycle.transacting import AsyncTransactionSource, TransactionSource
 from .lifecycle.work import Work, claimed
 from .once import once
@@ -117,6 +118,7 @@ __all__ = [
     "Relay",
     "RelayReport",
     "Retry",
+    "Serializer",
     "State",
     "Store",
     "StoreDenied",

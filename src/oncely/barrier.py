@@ -16,6 +16,7 @@ from oncely.core.policy import Policy
 from oncely.engine.inline_calls import InlineCalls
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.work import JoinedWork, Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import check_function, is_async, message_in, wrapped
@@ -55,14 +56,15 @@ def message_context(
 def idempotent_consumer(
     ledger: Ledger,
     *,
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
 ) -> Callable[[F], F]:
     """Run the decorated function or method, sync or async, once for each message of a queue.
 
     The message is that of the `message_context` around the call. For a message seen before the
-    function does not run: that is logged, and the call returns the kept result, else None. An
+    function does not run: that is logged, and the call returns the kept result, else None. Results
+    are kept as `once` keeps them. An
     error of the function is raised as it was, and nothing is stored: with a connection in the
     context, its owner rolls the function's own writes back, too. Where a Message is among the
     arguments, the same id with another body is refused.
@@ -74,10 +76,11 @@ def idempotent_consumer(
         raise ConfigError(f"{_NAME}: it takes arguments; write @{_NAME}(ledger)")
     # The consumer is the queue of the context, which is known when a message comes.
     handling = Handling.under(ledger, _NAME, policy, lease, keep_result=keep_result)
-    barrier = _Barrier(replace(handling, forgets_failures=True))
+    handling = replace(handling, forgets_failures=True)
 
     def decorate(function: F) -> F:
         check_function(function, _NAME)
+        barrier = _Barrier(handling, handling.serializer_of(function))
         return cast(F, wrapped(function, barrier.run_async if is_async(function) else barrier.run))
 
     return decorate
@@ -86,8 +89,9 @@ def idempotent_consumer(
 class _Barrier:
     """Runs functions under the key (consumer queue, message id)."""
 
-    def __init__(self, handling: Handling) -> None:
+    def __init__(self, handling: Handling, serializer: Serializer) -> None:
         self._ledger = handling.ledger
+        self._serializer = serializer
         self._handling_of = cache(lambda queue: replace(handling, consumer=queue))
 
     def run(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -125,6 +129,7 @@ class _Barrier:
             )
         fingerprint = None if message is None else fingerprint_of(message.body)
         turn = Turn(Asked(id_text(context.message_id), fingerprint, message))
+        turn.serializer = self._serializer
         return context, self._handling_of(context.consumer_queue), turn
 
 

@@ -300,6 +300,8 @@ class Consumer:
         names += [] if settings.begins is None else ["connection"]
         for handler in settings.handlers.all:
             check_takes(handler, "handler", names)
+            if settings.handling is not None:
+                settings.handling.serializer_of(handler)
             # The chain is made around all handlers together, and cannot check each.
             for middleware in (*settings.outer, *settings.inner):
                 check(middleware, handler)

@@ -12,6 +12,7 @@ from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.policy import Policy
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.work import Work, run_new, run_new_async
@@ -27,7 +28,7 @@ def once(
     *,
     consumer: str,
     key: Callable[..., Id | None],
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     fingerprint: Callable[..., Any] | bool = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
@@ -39,7 +40,7 @@ def once(
     *,
     consumer: str,
     key: Callable[..., Id | None],
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     fingerprint: Callable[..., Any] | bool = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
@@ -50,7 +51,7 @@ def once(
     *,
     consumer: Any = None,
     key: Any = None,
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     fingerprint: Any = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
@@ -60,7 +61,9 @@ def once(
 
     `key` and `fingerprint` are called with the function's own arguments; True stands for a
     fingerprint of them all, or of the body of the Message among them. For a duplicate the function
-    does not run, and the call returns the kept result, else None. `keep_result` keeps it, as JSON.
+    does not run, and the call returns the kept result, else None. `keep_result` keeps it, as JSON:
+    True by the type that the function's annotation names, that type where there is none, or an
+    object with `dumps` and `loads`. A result that cannot be kept is logged: a duplicate gets None.
     An error of the function is recorded and raised as it was; the policy decides what follows.
     Inside the function, messages have steps and can be sent.
 
@@ -70,11 +73,11 @@ def once(
     the function is called again.
 
     The call raises BusyError, MismatchError, ExhaustedError, InDoubtError or TooOldError where the
-    ledger does not grant the message, and MessageError for an unusable id, for a fingerprint of a
-    value that has no JSON form and for a result that is not JSON. It raises StoreUnavailable,
-    before the function runs, when the ledger cannot be reached, and FencedError, after the function
-    ran, when another worker has taken the message over. A function that can never run raises
-    ConfigError when it is decorated.
+    ledger does not grant the message, and MessageError for an unusable id, and for a fingerprint of
+    a value that has no JSON form. It raises StoreUnavailable, before the function runs, when the
+    ledger cannot be reached, and FencedError, after the function ran, when another worker has taken
+    the message over. A function that can never run, or whose results cannot be kept by their type,
+    raises ConfigError when it is decorated.
     """
     if inspect.isroutine(ledger):
         raise ConfigError("once: it takes arguments; write @once(ledger, consumer=..., key=...)")
@@ -82,10 +85,11 @@ def once(
     handling = Handling.under(
         ledger, consumer, policy, lease, keep_result=keep_result, is_called=True
     )
-    turn = functools.partial(_turn, key, fingerprint, policy)
 
     def decorate(function: F) -> Any:
         check_function(function, "once")
+        serializer = handling.serializer_of(function)
+        turn = functools.partial(_turn, key, fingerprint, policy, serializer)
         if transaction is not None:
             check_transaction(transaction, function, handling.ledger)
             runs: Any = run_async if is_async(function) else run
@@ -103,6 +107,7 @@ def _turn(
     key: Callable[..., Id | None],
     fingerprint: Callable[..., Any] | bool,
     policy: Policy,
+    serializer: Serializer,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Turn:
@@ -113,8 +118,11 @@ def _turn(
     elif fingerprint or (not message_id and policy.on_missing_id == "fingerprint"):
         content = message.body if message is not None else content_of([args, kwargs])
     else:
-        return Turn(Asked(message_id, None, message))
-    return Turn(Asked(message_id, fingerprint_of(content), message))
+        content = None
+    asked = Asked(message_id, None if content is None else fingerprint_of(content), message)
+    turn = Turn(asked)
+    turn.serializer = serializer
+    return turn
 
 
 _NO_SOURCES = {

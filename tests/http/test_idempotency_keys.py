@@ -14,11 +14,11 @@ from hypothesis import strategies as some
 from tests.http.drivers import Drive, Reply, Shop, asgi_reply, asgi_scope, read_all
 
 from oncely.core.errors import MessageError
+from oncely.core.json_equality import equal_json
 from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.http import HttpAnswer, IdempotencyKey
 from oncely.http.header_field import read_key, write_key
-from oncely.http.json_equality import equal_json
 from oncely.ledger import Ledger, open_ledger
 from oncely.testing import ManualClock
 

@@ -136,12 +136,15 @@ def waiting(url: str, queue: str) -> int:
 
 
 @contextmanager
-def process(*arguments: str, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    *arguments: str, environment: Mapping[str, str], stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m arguments`, with all that it starts killed in the end."""
     started = subprocess.Popen(
         [sys.executable, "-m", *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
+        stderr=stderr,
         start_new_session=True,
     )
     try:

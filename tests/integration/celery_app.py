@@ -16,7 +16,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
 from oncely.ledger import Ledger, open_ledger
 
-URL, FOLDER = "ADAPTER_URL", "ADAPTER_FOLDER"
+URL, FOLDER, RESULTS = "ADAPTER_URL", "ADAPTER_FOLDER", "ADAPTER_RESULTS"
 
 
 def ledger_in(folder: Path | str) -> Ledger:
@@ -24,17 +24,16 @@ def ledger_in(folder: Path | str) -> Ledger:
     return open_ledger(f"sqlite:///{folder}/ledger.db")
 
 
-def client(url: str, folder: Path | str) -> Celery:
+def client(url: str) -> Celery:
     """An application without tasks: it sends them by name."""
-    results = f"db+sqlite:///{folder}/results.db"
-    app = Celery("shop", broker=url, backend=results, set_as_current=False)
+    app = Celery("shop", broker=url, backend=os.environ[RESULTS], set_as_current=False)
     app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
     return app
 
 
 def application(url: str, folder: Path | str) -> Celery:
     """Tasks that have an effect each, named by their argument. To be made once in a process."""
-    app = client(url, folder)
+    app = client(url)
     effects = Effects(folder)
 
     def probe(message: Message) -> Finding:
@@ -86,12 +85,16 @@ def application(url: str, folder: Path | str) -> Celery:
 
 
 def _add_keyed(app: Celery, ledger: Ledger, effects: Effects) -> None:
-    """Tasks that are told apart by what they are called with."""
+    """Tasks that are told apart by what they are called with, and one that is not ours."""
     keyed: Any = once_task(ledger, key=lambda task, name: f"{task.name} {name}")
 
     @app.task(name="bound", base=keyed, bind=True, autoretry_for=[OSError])
     def bound(self: Task, name: str) -> str:
         return f"{self.name} {effects.add(name)}"
+
+    @app.task(name="mail")
+    def mail(name: str) -> None:
+        effects.add(name)
 
     numbered: Any = once_task(ledger, key=lambda number: number)
 

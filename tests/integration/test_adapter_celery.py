@@ -1,18 +1,23 @@
 """The adapter for Celery: tasks in a worker with processes, on a real RabbitMQ."""
 
-from collections.abc import Iterator
+import gc
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import pytest
-from celery import Celery
+from celery import Celery, Signature, chord
 from celery.result import AsyncResult
+from celery.signals import after_task_publish
+from celery.utils.dispatch import Signal
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from tests.conditions import LIMIT_S, wait_until
 from tests.integration.adapting import WRITE, Effects, bank_at, found, process
-from tests.integration.celery_app import FOLDER, URL, application, client, ledger_in
+from tests.integration.celery_app import FOLDER, RESULTS, URL, application, client, ledger_in
 from tests.records import granted
 
 from oncely._util.crash_points import ENVIRONMENT
@@ -20,6 +25,11 @@ from oncely.adapters.celery import once_task
 from oncely.core.errors import ConfigError, ExhaustedError
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
+
+# Celery's backend for Redis leaves its connections to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning"
+)
 
 
 class Shop(NamedTuple):
@@ -41,27 +51,49 @@ class Shop(NamedTuple):
         """The result of a task that is sent; its error is raised."""
         return self.send(task, message_id, *args).get(timeout=LIMIT_S)
 
+    def mail(self, name: str) -> Signature:
+        """What follows another task, and is none of ours: it has its effect each time."""
+        return self.app.signature("mail", [name], immutable=True)
+
+    def wait(self) -> None:
+        """Wait until what has been sent until now is done, and what follows it."""
+        for _ in range(2):
+            self.app.send_task("bound", [str(uuid4())]).get(timeout=LIMIT_S)
+
+    def deliver_again(self, *sent: Mapping[str, Any]) -> None:
+        """Bring messages of tasks to the worker once more, as a broker does."""
+        with self.app.producer_pool.acquire(block=True) as producer:
+            for each in sent:
+                producer.publish(each["body"], headers=each["headers"], routing_key="celery")
+
 
 @pytest.fixture
-def shop(rabbitmq_url: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(
+    rabbitmq_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Shop]:
     """Nobody works there yet."""
-    app, ledger = client(rabbitmq_url, tmp_path), ledger_in(tmp_path)
+    monkeypatch.setenv(RESULTS, redis_url)
+    app, ledger = client(rabbitmq_url), ledger_in(tmp_path)
     ledger.migrate()
     yield Shop(app, Effects(tmp_path), ledger)
     ledger.close()
+    # Results that are collected later would look for a Redis that is gone.
+    gc.collect()
     app.close()
 
 
 @contextmanager
-def worker(url: str, folder: Path, **environment: str) -> Iterator[None]:
+def worker(
+    url: str, folder: Path, point: str = "", stderr: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A worker with a process for the tasks: with two, Celery may store the outcome of a try after
     that of the next.
     """
     words = ("celery", "--app=tests.integration.celery_app", "worker", "--concurrency=1")
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=CRITICAL")
-    places = {URL: url, FOLDER: str(folder)}
-    with process(*words, *quiet, environment={**places, **environment}):
-        yield
+    places = {URL: url, FOLDER: str(folder), **({ENVIRONMENT: point} if point else {})}
+    with process(*words, *quiet, environment=places, stderr=stderr) as started:
+        yield started
 
 
 def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
@@ -72,6 +104,8 @@ def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
         _busy(shop)
         _replaced(shop)
         _keys(shop)
+        _followed(shop)
+        _followed_by_key(shop)
 
 
 def _duplicates(shop: Shop) -> None:
@@ -122,6 +156,58 @@ def _replaced(shop: Shop) -> None:
     assert found(shop.ledger, "charge", "g").state is State.COMPLETED
 
 
+def _followed(shop: Shop) -> None:
+    """What follows a task follows it once, when its message is delivered again, too: a callback,
+    the rest of a chain, a chord.
+    """
+    sent: list[Mapping[str, Any]] = []
+
+    def note(body: Any, headers: Any, **_: Any) -> None:
+        sent.append({"body": body, "headers": headers})
+
+    def charge(name: str) -> Signature:
+        return shop.app.signature("charge", [name], task_id=name)
+
+    with connected(after_task_publish, note):
+        charge("i").apply_async(link=shop.mail("linked"))
+        (charge("j") | shop.mail("chained")).apply_async()
+        chord([charge("k"), charge("l")], app=shop.app)(shop.mail("counted"))
+    effects = ["linked", "chained", "counted"]
+    wait_until(lambda: all(map(shop.effects.count, effects)))
+    shop.deliver_again(*sent)
+    wait_until(lambda: all(found(shop.ledger, "charge", each).duplicates for each in "ijkl"))
+    shop.wait()
+    assert [*map(shop.effects.count, effects)] == [1, 1, 1]
+    assert {found(shop.ledger, "charge", each).state for each in "ijkl"} == {State.COMPLETED}
+
+
+def _followed_by_key(shop: Shop) -> None:
+    """Another task with the same key has the result, for a chord of its own; what else follows it
+    has followed the first.
+    """
+    numbered = shop.app.signature("numbered", [18])
+    for _ in range(2):
+        assert numbered.apply_async(link=shop.mail("by key")).get(timeout=LIMIT_S) == 1
+        (numbered | shop.mail("chained by key")).apply_async()
+    shop.wait()
+    # Without results that nobody can count: the chain was not that of the first.
+    assert [shop.effects.count(each) for each in ("by key", "chained by key")] == [1, 0]
+    for _ in range(2):
+        together = chord([numbered, shop.app.signature("numbered", [19])], app=shop.app)
+        together(shop.mail("of a chord"))
+    wait_until(lambda: shop.effects.count("of a chord") == 2)
+
+
+@contextmanager
+def connected(signal: Signal, receiver: Callable[..., Any]) -> Iterator[None]:
+    """Celery calls it meanwhile."""
+    signal.connect(receiver)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver)
+
+
 def _keys(shop: Shop) -> None:
     """A key is made of what the task's function is called with: the task itself, if it is bound."""
     results = [shop.app.send_task("bound", ["h"]).get(timeout=LIMIT_S) for _ in range(2)]
@@ -137,16 +223,31 @@ def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     """The process of a task is killed after the effect, before that is recorded or after, and then
     the whole worker: each time the task is delivered again, and the effect is not repeated.
     """
-    with worker(rabbitmq_url, tmp_path, **{ENVIRONMENT: "after_completed"}):
-        assert shop.answer("charge", "a") == {"receipt": 1}
+    with worker(rabbitmq_url, tmp_path, "after_completed"):
+        # What follows it was not sent before.
+        followed = shop.send("charge", "a", link=shop.mail("after death"))
+        assert followed.get(timeout=LIMIT_S) == {"receipt": 1}
         # Its lease runs out, and the probe finds the effect.
         assert shop.answer("die", "b") is None
         hanging = shop.send("hang", "c")
         wait_until(lambda: shop.effects.count("c"))
     with worker(rabbitmq_url, tmp_path):
         assert hanging.get(timeout=LIMIT_S) is None
-    assert [shop.effects.count(name) for name in "abc"] == [1, 1, 1]
+        shop.wait()
+    effects = [shop.effects.count(name) for name in ("a", "b", "c", "after death")]
+    assert effects == [1, 1, 1, 1]
     assert found(shop.ledger, "die", "b").state is State.COMPLETED
+
+
+def test_ledger_that_was_not_migrated(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """A worker ends at its start, with one line that says what to type."""
+    (tmp_path / "ledger.db").unlink()
+    with worker(rabbitmq_url, tmp_path, stderr=subprocess.PIPE) as started:
+        told = started.communicate(timeout=LIMIT_S)[1].decode().splitlines()
+        assert started.returncode == 1
+    [line] = [each for each in told if "oncely migrate" in each]
+    assert "the ledger's table processed_messages is missing" in line
+    assert not any("Traceback" in each for each in told)
 
 
 def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
@@ -197,7 +298,7 @@ def test_transactions(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
 def test_killed_at_the_commit(shop: Shop, rabbitmq_url: str, tmp_path: Path, point: str) -> None:
     """A worker whose process is killed before or after the commit: the row is stored once."""
     with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank:
-        with worker(rabbitmq_url, tmp_path, **{ENVIRONMENT: point}):
+        with worker(rabbitmq_url, tmp_path, point):
             result = shop.send("write", "a")
             wait_until(lambda: shop.effects.count("a"))
             wait_until(lambda: point == "before_commit" or bank.rows())

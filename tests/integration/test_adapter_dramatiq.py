@@ -1,13 +1,16 @@
+# mypy: disable-error-code="no-untyped-call"
 """The adapter for dramatiq: actors and a worker on a real RabbitMQ."""
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import dramatiq
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
-from dramatiq.middleware import AsyncIO, Pipelines, Retries
+from dramatiq.middleware import AsyncIO, Callbacks, GroupCallbacks, Pipelines, Retries
+from dramatiq.rate_limits import backends as rate_limits
 from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 from sqlalchemy import Connection, text
@@ -21,6 +24,7 @@ from tests.integration.adapting import (
     found,
     waiting,
 )
+from tests.logs import of_event
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
@@ -29,7 +33,7 @@ from oncely.core import rules
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, open_ledger
 
 _DEADLINE_MS = 60_000
 
@@ -39,8 +43,9 @@ def broker(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rabbi
     """A broker whose failed messages come again soon, and whose results are kept."""
     monkeypatch.setattr(rules, "AGAIN_S", 0.1)
     retries = Retries(min_backoff=20, max_backoff=50, max_retries=3)
-    results = Results(backend=StubBackend())  # type: ignore[no-untyped-call]
-    middleware = [results, Pipelines(), retries]
+    results = Results(backend=StubBackend())
+    groups = GroupCallbacks(rate_limits.StubBackend())
+    middleware = [results, Pipelines(), Callbacks(), groups, retries]
     with closing(RabbitmqBroker(url=rabbitmq_url, middleware=middleware)) as broker:
         yield broker
 
@@ -96,25 +101,89 @@ def test_duplicates(
     actors: Actors,
     ledger: Ledger,
     rabbitmq_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A duplicate does not run; its result is that of the first, also for what follows in a
-    pipeline.
+    """A duplicate does not run, and nothing follows it again: neither a pipeline nor callbacks; and
+    its group does not count it again. Its result is that of the first.
     """
     broker.add_middleware(OnceMiddleware(ledger))
     charge = actors.declare("charge", store_results=True)
-    mail = actors.declare("mail")
-    pipeline = charge.message("order") | mail.message()
+    paid = actors.declare("paid", on_success="mail", store_results=True)
+
+    @dramatiq.actor(broker=broker, once=False)
+    def mail(*arguments: Any) -> None:
+        actors.runs.append(("mail", arguments[-1]))
+
+    enqueue, sent = broker.enqueue, []
+
+    def enqueued(message: Any, **options: Any) -> Any:
+        sent.append(message)
+        return enqueue(message, **options)
+
+    monkeypatch.setattr(broker, "enqueue", enqueued)
+    dramatiq.pipeline([charge.message("order"), mail.message()], broker=broker).run()
+    paid.send("order")
+    together = dramatiq.group([charge.message("a"), charge.message("b")], broker=broker)
+    together.add_completion_callback(mail.message("all"))
+    together.run()
+    first = sent[:4]
     worker.start()
-    first = pipeline.messages[0]
-    for _ in range(3):
-        broker.enqueue(first)
-    key = Key("mail", pipeline.messages[1].message_id)
-    wait_until(lambda: (r := ledger.find(key)) and r.duplicates == 2)
-    assert actors.runs == [("charge", "order"), ("mail", 1)]
-    assert result_of(broker, first) == 1
+    wait_until(lambda: len(actors.runs) == 7)
+    assert {run for run in actors.runs if run[0] == "mail"} == {
+        ("mail", each) for each in (1, 2, "all")
+    }
+    for message in first:
+        enqueue(message)
+    keys = [Key(message.actor_name, message.message_id) for message in first]
+    wait_until(lambda: all(found(ledger, *key).duplicates == 1 for key in keys))
+    last = charge.send("last")
+    wait_until(lambda: (r := ledger.find(Key("charge", last.message_id))) and r.is_handled)
+    broker.join("default")
+    assert (len(actors.runs), actors.runs[-1]) == (8, ("charge", "last"))
+    assert {found(ledger, *key).state for key in keys} == {State.COMPLETED}
+    assert [result_of(broker, message) for message in first] == [1, 2, 3, 4]
     # What is not acknowledged goes back.
     worker.stop()
     assert left(rabbitmq_url) == (0, 0)
+
+
+def test_duplicate_by_key(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
+) -> None:
+    """Another message with the same key has the result, for a group of its own. What is to follow a
+    message whose worker died before it was sent is sent.
+    """
+    broker.add_middleware(OnceMiddleware(ledger, key=lambda message: message.args[0]))
+    charge = actors.declare("charge", store_results=True, on_success="mail")
+
+    @dramatiq.actor(broker=broker, once=False)
+    def mail(*arguments: Any) -> None:
+        actors.runs.append(("mail", arguments[-1]))
+
+    ledger.handled(granted(ledger.claim(Key("charge", "b"))), result=7)
+    worker.start()
+    for _ in range(2):
+        together = dramatiq.group([charge.message("a"), charge.message("b")], broker=broker)
+        together.add_completion_callback(mail.message("all"))
+        together.run()
+        results = together.get_results(block=True, timeout=_DEADLINE_MS)
+        assert [*results] == [1, 7]
+    wait_until(lambda: len(actors.runs) == 5)
+    mailed = [argument for name, argument in actors.runs if name == "mail"]
+    assert sorted(map(str, mailed)) == ["1", "7", "all", "all"]
+
+
+def test_ledger_that_was_not_migrated(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, tmp_path: Path
+) -> None:
+    """A worker does not start: a ConfigError, which ends a process with its line alone."""
+    with closing(open_ledger(f"sqlite:///{tmp_path}/new.db")) as ledger:
+        broker.add_middleware(OnceMiddleware(ledger))
+        line = "the ledger's table processed_messages is missing.*type: oncely migrate"
+        with pytest.raises(ConfigError, match=line) as raised:
+            worker.start()
+        assert isinstance(raised.value, SystemExit)
+        assert raised.value.code == str(raised.value)
 
 
 def test_failures(
@@ -177,8 +246,10 @@ def test_store_away(
     actors: Actors,
     meddling: MeddlingStore,
     ledger: Ledger,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """While the store is away nothing is lost, and no try is spent."""
+    """While the store is away nothing is lost, no try is spent, and that is logged once."""
+    caplog.set_level("INFO", "oncely")
     broker.add_middleware(OnceMiddleware(ledger))
     message = actors.declare("charge", max_retries=0).send("order")
     meddling.meddle = fail_to_store
@@ -189,6 +260,9 @@ def test_store_away(
     key = Key("charge", message.message_id)
     wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
     assert found(ledger, *key).attempts == 1
+    wait_until(lambda: of_event(caplog, "store_available"))
+    [logged] = of_event(caplog, "store_unavailable")
+    assert logged.getMessage() == "the store cannot be reached: away; trying again"
 
 
 def test_which_actors(

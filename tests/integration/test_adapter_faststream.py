@@ -110,11 +110,15 @@ def test_duplicates(url: str, ledger: Ledger) -> None:
 
 
 def test_kept_results(url: str, ledger: Ledger) -> None:
-    """Where results are kept, what a duplicate publishes is what the first delivery did."""
+    """Where results are kept, one that was handled and not published before is published; else a
+    duplicate publishes nothing, but answers a request.
+    """
     middleware = once_middleware(ledger, "shop", keep_result=True, key=lambda m: m.body.decode())
     broker = RabbitBroker(url)
     orders = RabbitBroker(url, middlewares=[middleware])
     numbers, answers = [], []
+    # Its worker died before it was published.
+    ledger.handled(granted(ledger.claim(Key("shop.charge", "lost"))), result={"receipt": 7})
 
     @orders.subscriber(WORK)
     @orders.publisher("answers")
@@ -130,12 +134,21 @@ def test_kept_results(url: str, ledger: Ledger) -> None:
         async with broker, orders:
             await broker.start()
             await orders.start()
-            await broker.publish("order", "work")
-            await broker.publish("order", "work")
-            await wait_until_async(lambda: len(answers) == 2)
+            for _ in range(2):
+                await broker.publish("order", "work")
+                await broker.publish("lost", "work")
+            await wait_until_async(
+                lambda: sum(record.duplicates for record in ledger.scan()) == 3 and answers[1:]
+            )
+            answer = await broker.request("other", "work", timeout=LIMIT_S)
+            again = await broker.request("other", "work", timeout=LIMIT_S)
+            assert await answer.decode() == await again.decode() == {"receipt": 2}
+            await wait_until_async(lambda: answers[2:])
 
     asyncio.run(run())
-    assert answers == [{"receipt": 1}, {"receipt": 1}]
+    assert numbers == ["order", "other"]
+    assert sorted(map(str, answers[:2])) == ["{'receipt': 1}", "{'receipt': 7}"]
+    assert {record.state for record in ledger.scan()} == {State.COMPLETED}
 
 
 def test_subscribers_have_records_of_their_own(url: str, ledger: Ledger) -> None:

@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from oncely.core.errors import ConfigError, MismatchError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger import Ledger, open_ledger
 
 QUICK = Policy(tries=3, backoff=["50ms"])
 
@@ -208,13 +209,18 @@ def test_store_away(
     assert acknowledged(channel, rabbitmq_url)
 
 
-def test_what_can_never_run(ledger: Ledger) -> None:
-    """An async handler is refused where it is handed over."""
+def test_what_can_never_run(ledger: Ledger, tmp_path: Path) -> None:
+    """An async handler, and a ledger without tables, are refused where they are handed over."""
 
     async def handle(message: Message) -> None: ...
 
     with pytest.raises(ConfigError, match="pika awaits nothing"):
         once_callback(ledger, "billing", handle)
+    with (
+        closing(open_ledger(f"sqlite:///{tmp_path}/new.db")) as new,
+        pytest.raises(ConfigError, match="migrate"),
+    ):
+        once_callback(new, "billing", lambda _: None)
 
 
 @pytest.mark.parametrize("point", ["before_completed", "after_completed"])

@@ -108,7 +108,7 @@ def test_what_the_ledger_has_is_not_the_services(ledger: Ledger, service: Servic
     assert service.status(_ID) == "processing"
     assert service.mark_processing(_ID, {})[1] == 2
     ledger.complete(claim)
-    assert service.status_and_attempts(_ID) == ("sent", 1)
+    assert service.status_and_attempts(_ID) == ("sent", 2)
 
 
 def test_what_the_ledger_failed_is_read_by_the_service(

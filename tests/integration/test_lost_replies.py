@@ -16,6 +16,8 @@ from oncely.ledger import Ledger
 T = TypeVar("T")
 
 _WORD = MESSAGE_ID.encode()
+_CHANGE = b"UPDATE processed_messages"
+"""Of the three requests of a claim that meets a record, only the last has it."""
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -32,8 +34,7 @@ def test_first_claim(line: Line, delivers: bool) -> None:
 def test_later_claim(line: Line, delivers: bool) -> None:
     """A claim after a failure is granted, as one more attempt and not as two."""
     line.other.fail(granted(line.other.claim(KEY)), "no credit")
-    # Of its three requests only the one that takes over holds the error of before.
-    line.proxy.cut(b"no credit", delivers=delivers)
+    line.proxy.cut(_CHANGE, delivers=delivers)
     claim = granted(line.ledger.claim(KEY, "60s"))
     _check_is_stored(line, claim, attempts=2)
 
@@ -54,7 +55,7 @@ def test_claims_of_many(line: Line, delivers: bool) -> None:
 def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> None:
     """The same for a claim after a failure, which can be given back."""
     line.other.fail(granted(line.other.claim(KEY)), "no credit")
-    line.proxy.cut(b"no credit", delivers=delivers, refuses=REFUSES)
+    line.proxy.cut(_CHANGE, delivers=delivers, refuses=REFUSES)
     token = new_token()
     claim = granted(_until_back(lambda: line.ledger.claim(KEY, "60s", token=token)))
     assert (claim.fence, claim.attempts) == (2, 2)
@@ -68,8 +69,7 @@ def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> Non
 def test_duplicate(line: Line, delivers: bool) -> None:
     """A duplicate is one, and counted at most once."""
     line.other.complete(granted(line.other.claim(KEY)), "kept")
-    # Of its three requests only the one that counts holds the result.
-    line.proxy.cut(b"kept", delivers=delivers)
+    line.proxy.cut(_CHANGE, delivers=delivers)
     outcome = line.ledger.claim(KEY)
     assert isinstance(outcome, Duplicate)
     assert outcome.record.result == "kept"

@@ -16,7 +16,7 @@ from tests.conditions import LIMIT_S
 from tests.integration.drivers import as_a_program, engine_on
 from tests.proxy import Proxy
 
-from oncely.core.errors import EndedError, MessageError, StoreError
+from oncely.core.errors import EndedError, StoreError
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger, open_ledger
@@ -145,17 +145,17 @@ def test_failure_undoes_all_and_is_recorded(bank: Bank) -> None:
 
 
 def test_result_that_is_no_json(bank: Bank) -> None:
-    """A result that cannot be kept undoes the work: it is known before the commit."""
+    """A result that cannot be kept undoes nothing: the work is done, and a duplicate gets None."""
 
     @charged(bank, keep_result=True)
     def charge(message: Message, connection: Connection) -> object:
         insert(connection)
         return object()
 
-    with pytest.raises(MessageError, match="JSON"):
-        charge(MESSAGE)
-    assert bank.rows() == 0
-    assert bank.record().state is State.FAILED
+    charge(MESSAGE)
+    assert charge(MESSAGE) is None
+    assert bank.rows() == 1
+    assert bank.record().state is State.COMPLETED
 
 
 _LEVELS = ("READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")

@@ -191,7 +191,7 @@ def test_deferred_with_handled(calls: Ledger) -> None:
     """What is deferred is stored with `handled`, and waits in the order of sending."""
     late, soon = deferred(ONE, "late", position=2), deferred(ONE, "soon", position=1)
     claim = handled(calls, "one", late, soon, result={"receipt": 7})
-    assert claim.is_handled
+    assert claim.state is State.HANDLED
     record = calls.find(ONE)
     assert record is not None
     assert (record.version, record.result) == (claim.version, {"receipt": 7})

@@ -349,7 +349,7 @@ def test_content_is_equal_in_another_process() -> None:
 
 def test_contents_differ() -> None:
     """What is not equal has another content, also where it looks the same as text."""
-    others = ["1.10", Decimal("1.1"), str(UUID(int=7)), "SMALL", "2024-02-29", _Order(1, [])]
+    others = ["1.10", Decimal("1.11"), str(UUID(int=7)), "SMALL", "2024-02-29", _Order(1, [])]
     contents = [content_of([value]) for value in (*values(), *others)]
     assert len(set(contents)) == len(contents)
 

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -122,16 +124,6 @@ def test_duplicates_get_the_kept_result(
     assert [charge(Order()), charge(Order())] == [result, result]
 
 
-def test_result_that_is_no_json(decorated: Decorate, ledger: Ledger, key: Key) -> None:
-    """A result that is to be kept and is not JSON fails, and is recorded as a failure."""
-    charge = decorated(lambda order: object(), keep_result=True)
-    with pytest.raises(MessageError, match="JSON"):
-        charge(Order())
-    record = found(ledger, key)
-    assert record.state is State.FAILED
-    assert "JSON" in str(record.error)
-
-
 def test_handled_before(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
     """What was handled and never completed is completed, and does not run again."""
     ledger.release(ledger.handled(granted(ledger.claim(key))))
@@ -216,13 +208,38 @@ def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     assert runs == [Order()]
 
 
-@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, 1.0), (None, "None"), ([1], "[1]")])
+@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, Decimal(1)), (None, "None"), ([1], "[1]")])
 def test_fingerprints_tell_types_apart(decorated: Decorate, one: Any, two: Any) -> None:
     """Fingerprints of different types differ; None is a fingerprint like any other."""
     charge = decorated(lambda order: None, fingerprint=lambda order: order.amount)
     charge(Order(amount=one))
     with pytest.raises(MismatchError):
         charge(Order(amount=two))
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (1, 1.0),
+        (10**20, 1e20),
+        ({"b": (0.0, 1), "a": 1.50}, {"a": 1.5, "b": [-0.0, 1.0]}),
+        (Decimal("1.10"), Decimal("1.1")),
+        (
+            datetime(2024, 2, 29, 1, tzinfo=UTC),
+            datetime(2024, 2, 28, 20, tzinfo=timezone(timedelta(hours=-5))),
+        ),
+    ],
+)
+def test_fingerprints_of_equal_values(
+    decorated: Decorate, runs: list[Order], one: Any, same: Any
+) -> None:
+    """A repetition that writes a number otherwise, or an instant in another zone, is the same."""
+    charge = decorated(runs.append, fingerprint=lambda order: order.amount)
+    charge(Order(amount=one))
+    charge(Order(amount=same))
+    assert len(runs) == 1
+    with pytest.raises(MismatchError):
+        charge(Order(amount="other"))
 
 
 def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:

@@ -171,14 +171,6 @@ def test_step_of_a_zombie(ledger: Ledger, rival: Ledger, clock: ManualClock, key
     assert rival.steps(key) == {"debit": "by the successor"}
 
 
-@pytest.mark.parametrize("result", [object(), float("nan"), {1, 2}])
-def test_step_result_that_is_no_json(ledger: Ledger, key: Key, result: Any) -> None:
-    """What cannot be kept is an error, and the step is not finished."""
-    with pytest.raises(MessageError, match="JSON"), claimed(ledger, key) as work:
-        work.processing.step("debit", lambda: result)
-    assert ledger.steps(key) == {}
-
-
 @pytest.mark.parametrize("name", ["", "  ", "a\0", "x" * 256, None, 7])
 def test_step_with_a_bad_name(ledger: Ledger, key: Key, name: Any) -> None:
     """A name that cannot be kept is refused before the step runs."""

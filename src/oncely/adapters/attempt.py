@@ -5,11 +5,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from oncely._util.event_log import EventLog
-from oncely.core.errors import ConfigError, OncelyError
-from oncely.core.rules import AFTER_DUPLICATE, after_refusal
+from oncely._util.outage import Outage
+from oncely.async_ledger import SteadyLedger
+from oncely.core.commands import Duplicate, Handled
+from oncely.core.errors import ConfigError, OncelyError, StoreError
+from oncely.core.record import Key, Record, State
+from oncely.core.rules import after_refusal
 from oncely.core.verdicts import Ack, Delay, Verdict
+from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.ledger import Ledger
 from oncely.lifecycle.failures import log_failure
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.patience import AWAY
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.turn import Turn
 from oncely.lifecycle.work import Work, run_new, run_new_async
@@ -27,19 +34,45 @@ def log_rejected(message_id: str | None, reason: str) -> None:
     )
 
 
+class StartError(SystemExit, ConfigError):
+    """A ConfigError that ends the process of a worker with its one line."""
+
+
+def check_ledger(ledger: Ledger) -> None:
+    """Raise StartError where the ledger has no table, or is of no use to a worker else. One whose
+    database is away is waited for.
+    """
+    try:
+        ledger.find(Key("oncely", "start"))
+    except AWAY:
+        pass
+    except StoreError as error:
+        raise StartError(f"ledger: {error}") from None
+
+
 class Attempt:
     """Runs a handler under a claim, or, given an Engine or sessionmaker, in a transaction with it.
 
     Run it once. It raises the same errors as a function under `once`. `kind` is what operators see
-    this process as.
+    this process as. If `is_followed`, the framework sends what follows the message when it has
+    ended, and then `finish` is called: nothing follows a later duplicate.
     """
 
     result: Any = None
     """The handler's result; for a duplicate, the kept result."""
 
-    def __init__(self, kind: str, handling: Handling, turn: Turn, source: Any = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        handling: Handling,
+        turn: Turn,
+        source: Any = None,
+        *,
+        is_followed: bool = False,
+    ) -> None:
         handling.ledger.recorder.handles_as(kind, handling.consumer)
-        self._handling = handling
+        self._is_followed = is_followed and handling.keeps_result
+        self._handling = handling.followed if self._is_followed else handling
         self._source = source
         self.turn = turn
 
@@ -49,6 +82,7 @@ class Attempt:
             self.result = run(self._handling, self._source, self.turn, call)
         else:
             self.result = run_new(Work(self._handling, self.turn), call)
+        self._outage.over("claims")
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
@@ -56,17 +90,58 @@ class Attempt:
             self.result = await run_async(self._handling, self._source, self.turn, call)
         else:
             self.result = await run_new_async(Work(self._handling, self.turn), call)
+        self._outage.over("claims")
 
     @property
     def has_result(self) -> bool:
         """Whether `result` is the handler's result, of this attempt or of an earlier one."""
-        is_new = self.turn.ending not in (None, AFTER_DUPLICATE)
-        return is_new or self._handling.keeps_result
+        before = self.before
+        return before is None or (before.is_handled and self._handling.keeps_result)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it is of a message that was completed before: what follows was sent."""
+        before = self.before
+        return before is not None and before.state is not State.HANDLED
+
+    @property
+    def before(self) -> Record | None:
+        """The record of a duplicate; None if this attempt was the first to succeed."""
+        match self.turn.outcome:
+            case Duplicate(record) | Handled(_, record):
+                return record
+        return None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether a duplicate is the framework's own message once more, and not another one under
+        the same key.
+        """
+        own, before = self.turn.asked.metadata, self.before
+        return own is None or (
+            before is not None and own.items() <= (before.metadata or {}).items()
+        )
+
+    def finish(self) -> None:
+        """What follows is sent."""
+        if self._is_followed and not self.is_repeated:
+            run_inline(self._handling.finish(InlineCalls(self._handling.ledger), [self.turn]))
+
+    async def finish_async(self) -> None:
+        """As `finish`, for an async handler."""
+        if self._is_followed and not self.is_repeated:
+            await self._handling.finish(SteadyLedger(self._handling.ledger), [self.turn])
+
+    @property
+    def _outage(self) -> Outage:
+        return self._handling.patience.outage
 
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""
         if error is self.turn.error:
             return None
+        if isinstance(error, StoreError):
+            self._outage.met(error, "claims")
         if self._source is not None and self.turn.ending is not None:
             # Also an error of a database whose transaction lost a race, or that was down.
             return self.turn.ending.verdict

@@ -6,10 +6,12 @@ from functools import cached_property
 from inspect import getattr_static, signature
 from typing import Any, ClassVar
 
-from celery import Task
+from celery import Celery, Task
+from celery.bootsteps import Step
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_success
 
-from oncely.adapters.attempt import Attempt, session_parameter
+from oncely.adapters.attempt import Attempt, check_ledger, session_parameter
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
@@ -17,6 +19,7 @@ from oncely.core.policy import Policy
 from oncely.core.verdicts import Delay
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import ended, is_async, name_of
 from oncely.once import check_source
@@ -29,7 +32,7 @@ def once_task(
     consumer: str | None = None,
     *,
     key: KeyOf | None = None,
-    keep_result: bool = True,
+    keep_result: KeepResult = True,
     lease: Duration | None = None,
     policy: Policy = Policy(),
     transaction: Any = None,
@@ -39,10 +42,12 @@ def once_task(
     `key` replaces the task id: it is called with the arguments of the task's function, with
     `bind=True` the task first. The consumer is by default the task's name. Tasks are acknowledged
     late, and redelivered when their worker is lost, unless the task sets other options. A
-    duplicate has the kept result, which is JSON; with `keep_result` off it is ignored. A task that
-    is busy, or whose store is unavailable, runs again later, and that does not count as a retry of
-    Celery. A refused task fails with an error that says why, which `autoretry_for` does not see.
-    An error of the task, also Celery's Retry, is recorded and raised unchanged.
+    duplicate has the kept result, and neither callbacks (`link`) nor the rest of a chain follow it
+    again; with `keep_result` off it is ignored. A task that is busy, or whose store is unavailable,
+    runs again later, and that does not count as a retry of Celery. A worker does not start on a
+    ledger that was not migrated. A refused task fails with an error that says why, which
+    `autoretry_for` does not see. An error of the task, also Celery's Retry, is recorded and raised
+    unchanged.
 
     With `transaction`, a SQLAlchemy Engine or sessionmaker, the task's function gets a connection
     or session as its last parameter, by name. Its writes and the claim are one transaction: all of
@@ -68,21 +73,35 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
     consumer: ClassVar[str | None]
     key_of: ClassVar[KeyOf | None]
     source: ClassVar[Any] = None
+    keeps: ClassVar[Serializer]
+    """What keeps its results; Celery's `serializer` is for its messages."""
     session_names: ClassVar[Sequence[str]] = ()
     """The parameter that gets the session, if there is one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if cls.source is not None and "run" in vars(cls):
-            _take_session(cls)
+        if "run" in vars(cls):
+            cls.keeps = cls.like.serializer_of(cls.run)
+            if cls.source is not None:
+                _take_session(cls)
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Let workers of the application look at the ledger when they start."""
+        app.steps["worker"].add(_LedgerStep)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: once if a worker calls it, and each time if other code does."""
         if self.request.called_directly or self.request.get("is_claimed"):
             return super().__call__(*args, **kwargs)
-        self.request.is_claimed = True
+        request = self.request
+        request.is_claimed = True
         turn = Turn(Asked(self._message_id(args, kwargs)))
-        attempt = Attempt("celery", self._handling, turn, self.source)
+        if self.key_of is not None:
+            turn.asked.metadata = {"task_id": request.id}
+        turn.serializer = self.keeps
+        is_followed = bool(request.callbacks or request.chain or request.chord)
+        attempt = Attempt("celery", self._handling, turn, self.source, is_followed=is_followed)
         try:
             ignored = self._attempt(attempt, args, kwargs)
         except Exception as error:
@@ -91,8 +110,26 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
                 raise self._again(verdict.delay_s, error) from error
             raise
         if ignored is not None:
+            attempt.finish()
             raise ignored
+        if attempt.is_repeated:
+            self._end_repeated(attempt)
+        request.attempt = attempt
         return attempt.result
+
+    def _end_repeated(self, attempt: Attempt) -> None:
+        """Let nothing follow a duplicate. Its chord counts it, unless that has counted it before:
+        another task with the same key has a chord of its own. Raises Ignore in a worker, so that
+        Celery sees no success.
+        """
+        request = self.request
+        request.callbacks = request.chain = None
+        if attempt.is_same:
+            request.chord = None
+        if not request.is_eager:
+            keeps = not self.ignore_result
+            self.backend.mark_as_done(request.id, attempt.result, request, store_result=keeps)
+            raise Ignore("a duplicate")
 
     @cached_property
     def _handling(self) -> Handling:
@@ -115,11 +152,13 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
             except Ignore as raised:
                 # The task has set its state itself, or has replaced itself by another task.
                 ignored.append(raised)
+                return _IGNORED
 
         attempt.run(call)
         if ignored:
             return ignored[0]
-        return None if attempt.has_result else Ignore("a duplicate")
+        is_done = attempt.has_result and attempt.result != _IGNORED
+        return None if is_done else Ignore("a duplicate")
 
     def _again(self, delay_s: float, error: Exception) -> Retry | Reject:
         """Run the task again later. Celery's own `retry` would count a retry."""
@@ -130,6 +169,28 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         except Exception as unsent:  # noqa: BLE001 - a broker's client may raise anything.
             return Reject(unsent, requeue=True)
         return Retry(exc=error, when=delay_s, sig=signature)
+
+
+_IGNORED = {"oncely:ignored": True}
+"""Kept as the result of a task whose state Celery must not change, nor that of its duplicates."""
+
+
+def _finish(sender: Task, **_: Any) -> None:
+    # After the callbacks and the chord. A hook of the task could be replaced by a user's.
+    if (attempt := sender.request.get("attempt")) is not None:
+        attempt.finish()
+
+
+task_success.connect(_finish)
+
+
+class _LedgerStep(Step):  # type: ignore[misc]  # It has no types.
+    """Ends a worker at its start whose tasks have a ledger that cannot be used."""
+
+    def __init__(self, worker: Any, **_: Any) -> None:
+        tasks = [task for task in worker.app.tasks.values() if isinstance(task, OnceTask)]
+        for ledger in {task.like.ledger for task in tasks}:
+            check_ledger(ledger)
 
 
 def _is_bound(task: type[OnceTask]) -> bool:

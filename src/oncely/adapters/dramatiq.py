@@ -6,11 +6,12 @@ from functools import cache, partial
 from inspect import unwrap
 from typing import Any
 
-from dramatiq import Actor, Broker, Middleware
+from dramatiq import Actor, Broker, Middleware, Worker
 from dramatiq.broker import MessageProxy
-from dramatiq.middleware import MiddlewareError, SkipMessage
+from dramatiq.middleware import GroupCallbacks, MiddlewareError, SkipMessage
+from dramatiq.results import Results
 
-from oncely.adapters.attempt import Attempt, session_parameter
+from oncely.adapters.attempt import Attempt, StartError, check_ledger, session_parameter
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
@@ -18,6 +19,7 @@ from oncely.core.policy import Policy
 from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.results import KeepResult
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import Run, is_async, name_of, wrapped
 from oncely.once import check_source
@@ -30,10 +32,11 @@ class OnceMiddleware(Middleware):
 
     The consumer is the actor's name, the id is dramatiq's own or the result of `key` for a
     message. An actor's option `once` is a Policy of its own, or False to leave the actor unchanged.
-    A duplicate has the kept result, which is JSON; with `keep_result` off it is skipped. A message
-    that is busy, or whose store is unavailable, is enqueued again with a delay. A refused message
-    goes to dramatiq's dead letters. An error of the actor is recorded and raised unchanged, so that
-    Retries decides.
+    A duplicate is skipped: its result, where results are kept, is stored again, and nothing follows
+    it, neither callbacks nor the rest of a pipeline. A message that is busy, or whose store is
+    unavailable, is enqueued again with a delay. A worker does not start on a ledger that was not
+    migrated. A refused message goes to dramatiq's dead letters. An error of the actor is recorded
+    and raised unchanged, so that Retries decides.
 
     With `transaction`, a SQLAlchemy Engine or sessionmaker, actors get a connection or session as
     their last parameter, by name. Their writes and the claim are one transaction: all of it is
@@ -47,7 +50,7 @@ class OnceMiddleware(Middleware):
         ledger: Ledger,
         *,
         key: KeyOf | None = None,
-        keep_result: bool = True,
+        keep_result: KeepResult = True,
         lease: Duration | None = None,
         policy: Policy = Policy(),
         transaction: Any = None,
@@ -71,9 +74,11 @@ class OnceMiddleware(Middleware):
         return {"once", "once_transaction"}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:  # noqa: ARG002
-        """Refuse an actor that cannot take a session."""
+        """Refuse an actor that cannot take a session, or whose results cannot be kept."""
         try:
             self._session_of(actor)
+            if actor.options.get("once") is not False:
+                self._under(actor).serializer_of(actor.fn)
         except ConfigError as error:
             raise _ActorError(str(error)) from None
 
@@ -85,6 +90,18 @@ class OnceMiddleware(Middleware):
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
         """Tell the wrapped function which message it is called for."""
         self._message.set(message)
+
+    def before_worker_boot(self, broker: Broker, worker: Worker) -> None:  # noqa: ARG002
+        """Look at the ledger."""
+        try:
+            check_ledger(self._ledger)
+        except StartError as error:
+            raise _WorkerError(str(error)) from None
+
+    def before_ack(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
+        """What follows the message is sent."""
+        if (attempt := vars(message).get(_ATTEMPT)) is not None:
+            attempt.finish()
 
     def _session_of(self, actor: Actor[Any, Any]) -> tuple[Any, Sequence[str]]:
         """The source of the actor's sessions, and their parameter; neither if it takes none."""
@@ -107,6 +124,7 @@ class OnceMiddleware(Middleware):
         source, names = self._session_of(actor)
         # Made at the first use: dramatiq only logs errors raised when an actor is declared.
         handling_of = cache(self._under)
+        serializer_of = cache(lambda actor: handling_of(actor).serializer_of(unwrap(actor.fn)))
 
         def run(call: Callable[..., Any], _: Any, __: Any) -> Any:
             message = self._message.get()
@@ -115,14 +133,31 @@ class OnceMiddleware(Middleware):
             if message is None:
                 return call()
             turn = Turn(Asked(id_of_key(self._key_of(message))))
-            attempt = Attempt("dramatiq", handling_of(actor), turn, source)
+            if self._key_of is not _message_id:
+                turn.asked.metadata = {"message_id": message.message_id}
+            turn.serializer = serializer_of(actor)
+            options = {**actor.options, **message.options}
+            is_followed = any(map(options.get, _FOLLOWED))
+            attempt = Attempt("dramatiq", handling_of(actor), turn, source, is_followed=is_followed)
 
             def given(*sessions: Any) -> Any:
                 return call(**dict(zip(names, sessions, strict=True)))
 
-            return _attempted(attempt, broker, message, given)
+            result = _attempted(attempt, broker, message, given)
+            vars(message)[_ATTEMPT] = attempt
+            return result
 
         return run
+
+
+_FOLLOWED = ("on_success", "pipe_target", "group_completion_callbacks")
+"""Options by which dramatiq sends another message after one."""
+_ATTEMPT = "oncely_attempt"
+"""A message's attribute: the attempt that has succeeded."""
+
+
+class _WorkerError(StartError, MiddlewareError):
+    """A StartError that dramatiq raises when a worker starts, and does not only log."""
 
 
 class _ActorError(ConfigError, MiddlewareError):
@@ -145,9 +180,21 @@ def _attempted(
                 raise SkipMessage(reason) from error
             case None:
                 raise
-    if not attempt.has_result:
+    if attempt.is_repeated and attempt.has_result:
+        _end_repeated(attempt, broker, message)
+    if attempt.is_repeated or not attempt.has_result:
         raise _skipped(message)
     return attempt.result
+
+
+def _end_repeated(attempt: Attempt, broker: Broker, message: MessageProxy) -> None:
+    """Store a duplicate's result. Its group counts it, unless that has counted it before: another
+    message with the same key has a group of its own.
+    """
+    kinds = Results if attempt.is_same else (Results, GroupCallbacks)
+    told: list[Any] = [each for each in broker.middleware if isinstance(each, kinds)]
+    for middleware in told:
+        middleware.after_process_message(broker, message, result=attempt.result)
 
 
 def _skipped(message: MessageProxy) -> SkipMessage:

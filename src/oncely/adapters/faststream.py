@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
 from inspect import unwrap
+from types import TracebackType
 from typing import Any
 
 from faststream import BaseMiddleware, ContextRepo, StreamMessage
@@ -22,6 +23,7 @@ from oncely.core.policy import Policy
 from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.results import KeepResult
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import is_async, name_of
 from oncely.once import check_source
@@ -40,7 +42,7 @@ def once_middleware(
     consumer: str,
     *,
     key: KeyOf | None = None,
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
     transaction: Any = None,
@@ -49,7 +51,8 @@ def once_middleware(
 
     The consumer of a subscriber is `consumer`, a dot and the name of its function. The id is
     RabbitMQ's property `message_id`, or the result of `key` for a message. A duplicate is
-    acknowledged; if results are kept, the first result is published again. A message that is busy,
+    acknowledged; if results are kept, the first result is published if it was not before, and is
+    the answer to a request. A message that is busy,
     or whose store is unavailable, waits in the worker and is claimed again. A message that is
     refused, or for which `key` raises, is rejected. An error of the handler is recorded and raised
     unchanged: FastStream's AckPolicy decides what follows. If the policy sets tries or backoff, it
@@ -70,6 +73,8 @@ def once_middleware(
 
 
 class _OneMessage(BaseMiddleware[Any, Any]):
+    _attempt: Attempt | None = None
+
     def __init__(
         self,
         msg: Any,
@@ -96,16 +101,31 @@ class _OneMessage(BaseMiddleware[Any, Any]):
             _check_awaited(subscriber.calls)
         handling = self._handling_of(first.name)
         asked = self._asked(msg)
+        serializer = handling.serializer_of(unwrap(first.handler._original_call))
         while True:
-            attempt = Attempt("faststream", handling, Turn(asked), self._source)
+            turn = Turn(asked)
+            turn.serializer = serializer
+            attempt = Attempt("faststream", handling, turn, self._source, is_followed=True)
             delay = await self._attempted(attempt, call_next, msg, handling.policy)
             if delay is None:
                 break
             # Not requeued: it would be redelivered at once, and be counted by quorum queues.
             await _wait(delay.delay_s, subscriber)
-        if not attempt.has_result:
+        if not attempt.has_result or (attempt.is_repeated and not msg.reply_to):
             raise AckMessage
+        self._attempt = attempt
         return attempt.result
+
+    async def after_processed(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> bool | None:
+        """The result is published."""
+        if self._attempt is not None and exc_type is None:
+            await self._attempt.finish_async()
+        return await super().after_processed(exc_type, exc_val, exc_tb)
 
     async def _attempted(
         self, attempt: Attempt, call_next: _Next, message: StreamMessage[Any], policy: Policy
@@ -140,6 +160,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
                 case _:
                     raise
         if acknowledged:
+            await attempt.finish_async()
             raise acknowledged[0]
         return None
 

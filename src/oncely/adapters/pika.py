@@ -7,7 +7,7 @@ from typing import Any
 
 from pika import BasicProperties
 
-from oncely.adapters.attempt import Attempt, log_rejected
+from oncely.adapters.attempt import Attempt, check_ledger, log_rejected
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
@@ -43,12 +43,13 @@ def once_callback(
     if it is refused, has failed permanently, or if `key` raises: it goes to the queue's dead-letter
     exchange. With `transaction`, a SQLAlchemy Engine or sessionmaker, the handler gets a connection
     or session after the message, in one transaction with the claim. Raises ConfigError for a
-    handler that can never run.
+    handler that can never run, and for a ledger that was not migrated.
     """
     check_function(handler, "once_callback")
     if is_async(handler):
         raise ConfigError(f"once_callback: {name_of(handler)} is async; pika awaits nothing")
     handling = Handling.under(ledger, consumer, policy, lease)
+    check_ledger(handling.ledger)
     if transaction is not None:
         check_transaction(transaction, handler, ledger)
     return _Callback(handling, handler, key or _message_id, transaction)

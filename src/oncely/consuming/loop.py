@@ -28,6 +28,7 @@ from oncely.core.verdicts import Counted, DeadLetter, Delay
 from oncely.lifecycle.handling import Handling, ending_of
 from oncely.lifecycle.held_message import Untracked
 from oncely.lifecycle.patience import store_outage
+from oncely.lifecycle.results import Serializer
 from oncely.lifecycle.turn import Kept
 from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
@@ -98,6 +99,8 @@ class Consuming:
         self._claims: Claims | None = None
         self._retries: Retries | None = None
         self._sending: Sending | None = None
+        self._serializers: dict[int, Serializer] = {}
+        """Of each handler, by its id, since it may not be hashable; empty if no result is kept."""
         if settings.handling is not None:
             self._keep_in(settings.handling)
         self._executor = _executor(settings)
@@ -114,6 +117,9 @@ class Consuming:
         ledger.check_privileges("worker")
         outage = handling.patience.outage
         self._claims = Claims(settings, handling, self._stop, outage)
+        if handling.keeps_result:
+            handlers = settings.handlers.all
+            self._serializers = {id(each): handling.serializer_of(each) for each in handlers}
         if handling.keeping is not None:
             hold_s = handling.lease_s or _ENDLESS_HOLD_S
             self._retries = Retries(ledger.mailbox, handling.keeping, hold_s, outage)
@@ -270,6 +276,8 @@ class Consuming:
             return
         if self._claims is not None:
             self._claims.prepare(turn)
+        if self._serializers and turn.has_handler:
+            turn.serializer = self._serializers[id(turn.handler)]
         if not turn.has_handler and turn.refusal is None:
             self._wait_for_a_handler(turn)
         elif self._claims is None:

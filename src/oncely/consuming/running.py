@@ -12,7 +12,6 @@ from oncely.consuming.turn import DeliveryTurn, current_turn
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, entered
 from oncely.core.verdicts import Phase
-from oncely.engine.request import json_value
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.transacting import run, run_async, run_together
@@ -63,7 +62,7 @@ class Running:
         turn, settings = current_turn.get(), self._settings
         _check(turn, message, settings.handling)
         if isinstance(turn.begun, Kept):
-            return turn.begun.result
+            return settings.joined.given_back(turn)
         if turn.begun is not None:
             with entered(turn.begun):
                 return self._work(turn, message, turn.link)
@@ -74,11 +73,12 @@ class Running:
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
         turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
         try:
-            turn.result = _kept(turn, self._settings.handling, self._inner(message))
+            result = self._inner(message)
+            _note_result(turn, self._settings.handling, result)
         except BaseException as error:
             turn.error = error
             raise
-        return turn.result
+        return result
 
     def _handle(self, message: Message) -> Any:
         turn = _calling()
@@ -147,7 +147,7 @@ class AsyncRunning:
         turn, settings = current_turn.get(), self._settings
         _check(turn, message, settings.handling)
         if isinstance(turn.begun, Kept):
-            return turn.begun.result
+            return settings.joined.given_back(turn)
         if turn.begun is not None:
             with entered(turn.begun):
                 return await self._work(turn, message, turn.link)
@@ -158,11 +158,12 @@ class AsyncRunning:
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
         turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
         try:
-            turn.result = _kept(turn, self._settings.handling, await self._inner(message))
+            result = await self._inner(message)
+            _note_result(turn, self._settings.handling, result)
         except BaseException as error:
             turn.error = error
             raise
-        return turn.result
+        return result
 
     async def _handle(self, message: Message) -> Any:
         turn = _calling()
@@ -227,10 +228,11 @@ def _raised(turn: DeliveryTurn, error: BaseException) -> None:
         turn.error = error
 
 
-def _kept(turn: DeliveryTurn, handling: Handling | None, result: Any) -> Any:
+def _note_result(turn: DeliveryTurn, handling: Handling | None, result: Any) -> None:
     if isinstance(turn.begun, HeldMessage) and turn.begun.unawaited is not None:
         turn.begun.check_awaited()
-    return json_value(result) if handling is not None and handling.keeps_result else result
+    if handling is not None:
+        turn.result = handling.kept(turn, result)
 
 
 def _calling() -> DeliveryTurn:

@@ -85,23 +85,22 @@ def terms_of(command: Command, horizon: float | None) -> Hashable:
         return None
     kind, claim = type(command), command.claim
     if isinstance(command, Complete):
-        return kind, claim.is_handled, command.result is None
+        return kind, claim.state, command.result is None
     if isinstance(command, Fail):
-        return kind, claim.is_handled, command.final, command.retry_s
+        return kind, claim.state, command.final, command.retry_s
     if isinstance(command, Extend):
-        return kind, claim.is_handled, command.lease_s
+        return kind, claim.state, command.lease_s
     if isinstance(command, Release) and claim.former is not None:
         # What stood before differs.
-        return kind, claim.is_handled, claim.key, claim.version
-    return kind, claim.is_handled
+        return kind, claim.state, claim.key, claim.version
+    return kind, claim.state
 
 
 def believed_by(command: Command) -> Record | None:
     """The record that the sender of a command believes in; its times are not known."""
     if not isinstance(command, Held):
         return None
-    key, fence, version, attempts, _, metadata, is_handled = command.claim
-    state = State.HANDLED if is_handled else State.PROCESSING
+    key, fence, version, attempts, _, metadata, state = command.claim
     return Record(key, state, attempts, fence, 0.0, 0.0, metadata=metadata, version=version)
 
 
@@ -153,9 +152,9 @@ def answers_of(outcome: Outcome, commands: Sequence[Command], case: Case) -> Ite
         return map(Written, versions)
     claim = outcome.claim
     kept = map(attrgetter("metadata"), commands)
-    same = (claim.fence, claim.attempts, claim.former, claim.is_handled)
-    fence, attempts, former, is_handled = map(repeat, same)
-    return map(Granted, map(_claim, zip(keys, fence, versions, attempts, former, kept, is_handled)))  # noqa: B905
+    same = (claim.fence, claim.attempts, claim.former, claim.state)
+    fence, attempts, former, state = map(repeat, same)
+    return map(Granted, map(_claim, zip(keys, fence, versions, attempts, former, kept, state)))  # noqa: B905
 
 
 def cases_of(changes: Iterable[tuple[Key, int | None, Change]]) -> Sequence[Case]:

@@ -155,11 +155,13 @@ class Processing(Protocol):
     @overload
     def step(self, name: str, function: Callable[..., T], *args: Any) -> T: ...
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function` once for the message, and return its result, as it is read from JSON.
+        """Run `function` once for the message, and return its result, as it is read from JSON, by
+        the type that its annotation names.
 
-        A later attempt returns the kept result and does not run it. An async function is to be
-        awaited. Raises FencedError where another worker took the message over, MessageError for a
-        name or a result that cannot be kept; an error of the function is raised as it was.
+        A later attempt returns the kept result and does not run it; None where that could not be
+        kept, which is logged. An async function is to be awaited. Raises FencedError where another
+        worker took the message over, MessageError for a name that cannot be kept, ConfigError for
+        a type that cannot; an error of the function is raised as it was.
         """
 
     def send(

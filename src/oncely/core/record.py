@@ -129,8 +129,8 @@ class Claim(NamedTuple):
     """The record as it was before; a release restores it."""
     metadata: Mapping[str, Any] | None = None
     """What the record keeps besides."""
-    is_handled: bool = False
-    """Whether the handler has succeeded, and messages of its may wait to be sent."""
+    state: State = State.PROCESSING
+    """Where the record stood then: handled, where messages may wait to be sent."""
 
     @property
     def birth(self) -> int:
@@ -144,7 +144,7 @@ class Claim(NamedTuple):
 
 
 def claim_of(record: Record, former: Record | None = None) -> Claim:
-    """The claim under which a record is processed, or sent."""
+    """The newest claim of a record."""
     return Claim(
         record.key,
         record.fence,
@@ -152,7 +152,7 @@ def claim_of(record: Record, former: Record | None = None) -> Claim:
         record.attempts,
         former,
         record.metadata,
-        record.state is State.HANDLED,
+        record.state,
     )
 
 

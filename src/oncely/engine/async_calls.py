@@ -20,7 +20,7 @@ from oncely.core.commands import (
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
-from oncely.core.record import Claim, Key, Record
+from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.asking import to_ask
 from oncely.engine.calls import Calls
@@ -123,7 +123,7 @@ class AsyncCalls(ABC):
         if deferred:
             return await self.run(self._calls.handled, claim, result, deferred)
         outcome = await self._written(MarkHandled(claim, json_value(result)))
-        return renewed(claim, outcome)._replace(is_handled=True)
+        return renewed(claim, outcome)._replace(state=State.HANDLED)
 
     handled_many = awaited(Calls.handled_many)
     write_all = awaited(Calls.write_all)

@@ -21,7 +21,7 @@ from oncely.core.commands import (
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
-from oncely.core.record import Claim, Key, Record, check_key
+from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.waiting import WaitingMessage, retry_name
 from oncely.engine.asking import Metadata, to_ask, to_claim
 from oncely.engine.mailbox import Mailbox, keep_anew
@@ -121,7 +121,7 @@ class Calls(SettlingMeans):
         """
         mark = MarkHandled(claim, json_value(result))
         outcome = self.write_all([Write(mark, deferred)])[0] if deferred else self._call(mark)
-        return renewed(claim, outcome)._replace(is_handled=True)
+        return renewed(claim, outcome)._replace(state=State.HANDLED)
 
     def handled_many(
         self,

@@ -34,7 +34,7 @@ from oncely.core.commands import (
     Written,
 )
 from oncely.core.errors import OncelyError
-from oncely.core.record import Key
+from oncely.core.record import Key, State
 from oncely.engine.settle import LedgerObserver
 from oncely.stores.store import Store
 
@@ -183,7 +183,7 @@ class Recorder:
 
     def _told(self, keys: Sequence[Key], command: Held, written: Written) -> None:
         # What was handled before was counted then.
-        if command.claim.is_handled or written.is_repeated:
+        if command.claim.state is not State.PROCESSING or written.is_repeated:
             return
         consumer = keys[0].consumer
         self._counted.append(
@@ -333,7 +333,7 @@ def _counted_as(pair: tuple[Command, Outcome | Exception]) -> tuple[object, ...]
         what = outcome.claim.takes_over
     elif isinstance(outcome, Written) and isinstance(command, Held):
         is_final = isinstance(command, Fail) and command.final
-        what = command.claim.is_handled, outcome.is_repeated, is_final
+        what = command.claim.state, outcome.is_repeated, is_final
     return command.key.consumer, type(command), type(outcome), what
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from oncely.core.ids import fingerprint_of
-from oncely.http.json_equality import equal_json
+from oncely.core.json_equality import equal_json
 from oncely.http.problems import INCOMPLETE, Refused, too_large
 
 PIECE = 64 * 1024

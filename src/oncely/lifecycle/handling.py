@@ -1,7 +1,7 @@
 """Handling: what happens before and after a handler, for one message of a consumer or for many."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Self, TypeVar, cast
@@ -61,12 +61,20 @@ from oncely.core.waiting import WaitingMessage
 from oncely.engine.asking import new_token, to_claim
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.probing import asked_probe
-from oncely.engine.request import Write, json_value, renewed
+from oncely.engine.request import Write, renewed
 from oncely.ledger import Ledger, checked_ledger
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.held_message import HeldMessage, Untracked
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.patience import AWAY, Holding, Patience
+from oncely.lifecycle.results import (
+    JSON,
+    KeepResult,
+    Serializer,
+    given_back,
+    kept,
+    serializer_of,
+)
 from oncely.lifecycle.retention import StoredRetention
 from oncely.lifecycle.turn import Asked, Kept, Turn
 
@@ -92,6 +100,8 @@ class Handling:
     policy: Policy
     lease_s: float | None
     keeps_result: bool = False
+    kept_as: KeepResult = True
+    """As what type results are kept, or by what; True where the annotations of handlers say it."""
     forgets_failures: bool = False
     """Whether a handler that fails leaves no record."""
     keeping: Keeping | None = None
@@ -119,7 +129,7 @@ class Handling:
         policy: object,
         lease: Duration | None = None,
         *,
-        keep_result: bool = False,
+        keep_result: KeepResult = False,
         is_called: bool = False,
     ) -> Self:
         """From settings as users write them. Where the handler `is_called` by a caller that
@@ -138,8 +148,30 @@ class Handling:
             consumer=consumer,
             policy=policy.for_callers() if is_called else policy,
             lease_s=lease_seconds(policy.lease if lease is None else lease),
-            keeps_result=keep_result or policy.results == "keep",
+            keeps_result=bool(keep_result) or policy.results == "keep",
+            kept_as=keep_result or True,
         )
+
+    @cached_property
+    def followed(self) -> Self:
+        """The same for messages of which something is sent by others once they are handled:
+        whoever has sent that calls `finish`.
+        """
+        return replace(self, completes=False, finishes_handled=False)
+
+    def serializer_of(self, function: Callable[..., Any] | None) -> Serializer:
+        """What keeps the results of `function`. Raises ConfigError where nothing can."""
+        return serializer_of(function, self.kept_as) if self.keeps_result else JSON
+
+    def kept(self, turn: Turn, result: Any) -> Any:
+        """What is stored of a handler's result. Made at once: another run may change the object."""
+        if not self.keeps_result or turn.key is None:
+            return None
+        return kept(turn.serializer, result, turn.key)
+
+    def given_back(self, turn: Turn) -> Any:
+        """What a duplicate gets."""
+        return given_back(turn.serializer, cast(Kept, turn.begun).result, cast(Key, turn.key))
 
     def keep_retention(self) -> None:
         """Store in the ledger how long the policy keeps records. Not inside a transaction."""
@@ -217,7 +249,9 @@ class Handling:
         granted = [held.claim for turn in turns if (held := turn.held) is not None]
         if granted and not is_joined:
             await self._hold(calls, granted, asked_at)
-        await self._finish(calls, turns)
+        handled = [turn for turn in turns if isinstance(turn.outcome, Handled)]
+        if handled and self.finishes_handled:
+            await self.finish(calls, handled)
         doubted = [turn for turn in turns if self._is_to_be_probed(turn)]
         if doubted:
             await self._ask_probed(calls, doubted, is_joined=is_joined)
@@ -258,13 +292,11 @@ class Handling:
             await calls.settle([Release(claim) for claim in newest])
             raise
 
-    async def _finish(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
-        """Complete messages that were handled before, and have nothing left to send."""
-        outcomes = [turn.outcome for turn in turns]
-        handled = [outcome.claim.key for outcome in outcomes if isinstance(outcome, Handled)]
+    async def finish(self, calls: AsyncCalls, turns: Sequence[Turn]) -> None:
+        """Complete messages that were handled, and have nothing left to send."""
+        keys = [cast(Key, turn.key) for turn in turns]
         try:
-            if handled and self.finishes_handled:
-                await calls.run(calls.mailbox.finish, handled)
+            await calls.run(calls.mailbox.finish, keys)
         except AWAY:
             # A relay does it later.
             _log.warning(
@@ -698,14 +730,13 @@ class Handling:
         is_over = self.keeping is not None and _may_wait(turn)
         sent, command = _held_by(turn).end(), self._command(turn, claim)
         if sent:
-            command = MarkHandled(claim, json_value(turn.result) if self.keeps_result else None)
+            command = MarkHandled(claim, turn.result)
         return Write(command, sent, is_over, removed)
 
     def _command(self, turn: Turn, claim: Claim) -> Held:
         told, verdict, _ = cast(Ending, turn.ending)
         if told is Told.COMPLETED:
-            result = turn.result if self.keeps_result else None
-            return Complete(claim, result) if self.completes else MarkHandled(claim, result)
+            return (Complete if self.completes else MarkHandled)(claim, turn.result)
         if told is Told.RELEASED or self.forgets_failures:
             return Release(claim)
         waits = self.keeping is not None and isinstance(verdict, Delay)

@@ -16,8 +16,9 @@ from oncely.core.record import Claim, Key, idempotency_key
 from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import run_inline
-from oncely.engine.request import json_value, sent_message
+from oncely.engine.request import sent_message
 from oncely.lifecycle.patience import Holding
+from oncely.lifecycle.results import Serializer, given_back, kept, serializer_of
 from oncely.lifecycle.wrapping import is_async
 
 T = TypeVar("T")
@@ -92,21 +93,21 @@ class HeldMessage:
 
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         self._check_step(name, function)
+        serializer = serializer_of(function, keep_result=True)
         if is_async(function):
             self.unawaited = self.unawaited or Unawaited()
-            return self.unawaited.note(name, self._async_step(name, function, args))
+            return self.unawaited.note(name, self._async_step(name, serializer, function, args))
         blocking = self.calls.blocking
         if blocking is None:
             raise MessageError(
                 f"step {name!r}: inside a transaction of asyncio, pass an async function"
             )
         with self._begun(name):
-            kept = run_inline(self._kept(blocking))
-            if name not in kept:
+            if name not in run_inline(self._kept(blocking)):
                 with entered(InStep(self, name)):
                     result = _done(name, function(*args))
-                kept[name] = run_inline(self._keep(blocking, name, result))
-            return kept[name]
+                return run_inline(self._keep(blocking, serializer, name, result))
+            return self._given_back(serializer, name)
 
     def check_awaited(self) -> None:
         """Raise MessageError where a step was not awaited: it has not run."""
@@ -116,15 +117,14 @@ class HeldMessage:
             )
 
     async def _async_step(
-        self, name: str, function: Callable[..., Any], args: Sequence[Any]
+        self, name: str, serializer: Serializer, function: Callable[..., Any], args: Sequence[Any]
     ) -> Any:
         with self._begun(name):
-            kept = await self._kept(self.calls)
-            if name not in kept:
+            if name not in await self._kept(self.calls):
                 with entered(InStep(self, name)):
                     result = await function(*args)
-                kept[name] = await self._keep(self.calls, name, result)
-            return kept[name]
+                return await self._keep(self.calls, serializer, name, result)
+            return self._given_back(serializer, name)
 
     def _check_step(self, name: str, function: object) -> None:
         check_id(name, "step name")
@@ -156,12 +156,16 @@ class HeldMessage:
             raise FencedError("no step was begun: the claim may have run out")
         return self._results
 
-    async def _keep(self, calls: AsyncCalls, name: str, result: Any) -> Any:
+    async def _keep(self, calls: AsyncCalls, serializer: Serializer, name: str, result: Any) -> Any:
         """Keep a step's result; return it as a later attempt will read it."""
-        kept = json_value(result)
+        assert self._results is not None  # noqa: S101 - they were read before the step ran.
+        self._results[name] = made = kept(serializer, result, self.claim.key)
         # The step has had its effect: giving up would let the next attempt repeat the effect.
-        await self.say(calls, lambda: calls.keep_step(self.claim, name, kept))
-        return kept
+        await self.say(calls, lambda: calls.keep_step(self.claim, name, made))
+        return result if made is None else self._given_back(serializer, name)
+
+    def _given_back(self, serializer: Serializer, name: str) -> Any:
+        return given_back(serializer, (self._results or {})[name], self.claim.key)
 
     async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
         """What `speak` returns: repeated while the store is away, until the lease is over."""
@@ -256,16 +260,12 @@ class Untracked:
         """What `function` returns; it runs every time."""
         check_id(name, "step name")
         if is_async(function):
-            return _as_kept(function, args)
-        return json_value(_done(name, function(*args)))
+            return function(*args)
+        return _done(name, function(*args))
 
     def send(self, destination: str, content: Any, delay: Duration | None = None) -> str:  # noqa: ARG002
         """Nothing can be deferred: raises MessageError."""
         raise _untracked(f"outbox for a message to {destination!r}")
-
-
-async def _as_kept(function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    return json_value(await function(*args))
 
 
 def _untracked(what: str) -> MessageError:

@@ -12,12 +12,14 @@ from oncely.core.record import Key
 from oncely.core.verdicts import Counted, Ending, Phase
 from oncely.core.waiting import QueuedRow, WaitingMessage
 from oncely.lifecycle.held_message import HeldMessage, Untracked
+from oncely.lifecycle.results import JSON, Serializer
 
 
 class Kept(NamedTuple):
     """What a duplicate gets: its handler does not run."""
 
     result: Any
+    """As JSON."""
     may_send: bool = False
     """Whether an earlier run may have left messages to be sent."""
 
@@ -55,6 +57,9 @@ class Turn:
     """Why the handler does not run; or why its end is not stored."""
     phase: Phase = Phase.WAITING
     result: Any = None
+    """What is kept of its handler's result, as JSON."""
+    serializer: Serializer = JSON
+    """What keeps it."""
     error: BaseException | None = None
     """What the handler raised; or what a middleware raised, where the handler did not run."""
     finding: Finding | None = None

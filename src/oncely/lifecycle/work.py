@@ -16,10 +16,10 @@ from oncely.core.record import Claim, Key
 from oncely.core.verdicts import Phase
 from oncely.engine.async_calls import AsyncCalls
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.engine.request import json_value
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.held_message import HeldMessage
+from oncely.lifecycle.results import KeepResult
 from oncely.lifecycle.turn import Asked, Begun, Kept, Turn
 
 
@@ -93,7 +93,7 @@ class Work:
             raise self.turn.refusal
         begun = self._begun
         if isinstance(begun, Kept):
-            self.result = begun.result
+            self.result = self._handling.given_back(self.turn)
         self._entered = entered(None if isinstance(begun, Kept) else begun)
         self._entered.__enter__()
         self.turn.phase = Phase.CALLED
@@ -116,16 +116,17 @@ class Work:
             self._entered.__exit__()
 
     def _note_end(self, error: BaseException | None) -> MessageError | None:
-        """Note how the block ended; return what is wrong with its result: a failure, too."""
+        """Note how the block ended; return what is wrong with it: a failure, too."""
         self.turn.error = error
         try:
             if isinstance(begun := self.turn.begun, HeldMessage) and begun.unawaited is not None:
                 begun.check_awaited()
-            self.turn.result = json_value(self.result) if self._handling.keeps_result else None
         except MessageError as unusable:
             if error is None:
                 self.turn.error = unusable
                 return unusable
+        if error is None and self._handling.keeps_result:
+            self.turn.result = self._handling.kept(self.turn, self.result)
         return None
 
     async def _begin(self, calls: AsyncCalls) -> None:
@@ -191,7 +192,7 @@ def claimed(
     *,
     fingerprint: str | None = None,
     message: Message | None = None,
-    keep_result: bool = False,
+    keep_result: KeepResult = False,
     lease: Duration | None = None,
     policy: Policy = Policy(),
 ) -> Work:
@@ -206,4 +207,6 @@ def claimed(
     handling = Handling.under(
         ledger, key.consumer, policy, lease, keep_result=keep_result, is_called=True
     )
-    return Work(handling, Turn(Asked(key.message_id, check_fingerprint(fingerprint), message)))
+    turn = Turn(Asked(key.message_id, check_fingerprint(fingerprint), message))
+    turn.serializer = handling.serializer_of(None)
+    return Work(handling, turn)

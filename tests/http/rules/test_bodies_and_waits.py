@@ -24,10 +24,10 @@ from tests.http.drivers import (
 from tests.meddling import MeddlingStore
 
 from oncely.core.errors import ConfigError
+from oncely.core.json_equality import equal_json
 from oncely.core.policy import Policy
 from oncely.core.record import State
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey, http_request
-from oncely.http.json_equality import equal_json
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 

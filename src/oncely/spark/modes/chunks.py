@@ -24,7 +24,6 @@ from oncely.core.record import birth_of
 from oncely.core.verdicts import Counted, Delay, Ending, Phase
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.engine.request import json_value
 from oncely.ledger import Ledger
 from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.keeping import Keeping
@@ -100,6 +99,7 @@ class ChunkTask(ABC):
         """The delay of each id that waits, until it is settled."""
         self._horizon = Horizon(self._policy, options)
         self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
+        self._serializer = self._handling.serializer_of(handler)
         self._calls = InlineCalls(ledger)
         self._outage = self._handling.patience.outage
         self._retries: DueRetries | None = None
@@ -247,16 +247,16 @@ class ChunkTask(ABC):
         """Call `ask` until the store answers; return its result. Raises Stopped."""
         return steadily(ask, self._channel, self._outage, self.counts, self._ledger)
 
-    def _stored(self, result: Any) -> Any:
-        """What is stored of a handler's result. Encoded now: the next run may change the object."""
-        return json_value(result) if self._handling.keeps_result else None
-
     def _turns(self, rows: Sequence[Row]) -> list[RowTurn]:
         is_compared = self._policy.on_mismatch != "ignore"
         sent_at = self._horizon.sent_at
-        return [
+        turns = [
             RowTurn(row, sent_at(row), self._token_of(row), is_compared=is_compared) for row in rows
         ]
+        if self._handling.keeps_result:
+            for turn in turns:
+                turn.serializer = self._serializer
+        return turns
 
     def _token_of(self, row: Row) -> int | None:
         """The token of a row's claim. With it, the successor of a process that died is granted the

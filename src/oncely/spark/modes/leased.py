@@ -145,13 +145,13 @@ class LeasedTask(ChunkTask):
     def _run_one(self, turn: RowTurn) -> None:
         if (held := self._begun_now(turn)) is not None:
             with turn.calling(held) as message:
-                turn.result = self._stored(self._handler(message))
+                turn.result = self._handling.kept(turn, self._handler(message))
             self._note_returned(turn, held)
 
     async def _run_async(self, turn: RowTurn) -> None:
         if (held := self._begun_now(turn)) is not None:
             with turn.calling(held) as message:
-                turn.result = self._stored(await self._handler(message))
+                turn.result = self._handling.kept(turn, await self._handler(message))
             self._note_returned(turn, held)
 
     def _begun_now(self, turn: RowTurn) -> HeldMessage | None:

@@ -101,7 +101,7 @@ class TransactionalTask(ChunkTask):
         self._channel.raise_if_stopping()
         self._start.journal.begin(turn.row.number, turn.held.claim.fence)
         with turn.calling(turn.held) as message:
-            turn.result = self._stored(self._handler(message, session))
+            turn.result = self._handling.kept(turn, self._handler(message, session))
         self._start.journal.returned(turn.row.number)
         return turn.error is None
 

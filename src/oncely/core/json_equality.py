@@ -1,4 +1,4 @@
-"""Bodies that are equal as JSON, in any notation."""
+"""Bodies and values that are equal as JSON, in any notation."""
 
 import json
 from typing import Any
@@ -30,12 +30,12 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _int(text: str) -> Any:
-    return int(text) if len(text) <= _EXACT_DIGITS else _number(text)
+    return int(text) if len(text) <= _EXACT_DIGITS else equal_number(text)
 
 
 def _float(text: str) -> Any:
     value = float(text)
-    return _shown(value) if len(text) <= _EXACT_DIGITS and _is_usual(value) else _number(text)
+    return _shown(value) if len(text) <= _EXACT_DIGITS and _is_usual(value) else equal_number(text)
 
 
 def _is_usual(value: float) -> bool:
@@ -46,7 +46,7 @@ def _shown(value: float) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
-def _number(text: str) -> Any:
+def equal_number(text: str) -> Any:
     """A number as digits and exponent: 1, 1.0 and 10e-1 are the same number."""
     mantissa, _, power = text.lower().partition("e")
     sign = "-" if mantissa.startswith("-") else ""
