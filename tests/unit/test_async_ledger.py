@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -19,6 +20,7 @@ from oncely.core.commands import (
     Granted,
     Handled,
 )
+from oncely.core.errors import StoreError
 from oncely.core.record import Claim, Key, State
 from oncely.engine import group_commit
 from oncely.ledger import Ledger
@@ -152,6 +154,48 @@ def test_stalled_batch(
         assert isinstance(await stalled, Granted)
 
     run(main())
+
+
+def test_thread_that_is_ended(
+    ledger: Ledger, meddling: MeddlingStore, stall: Stall, waiting: threading.Semaphore
+) -> None:
+    """Where the thread that carries out the calls of others is ended, they are told, each by an
+    error of its own; the next call goes on.
+    """
+
+    def end() -> None:
+        raise SystemExit(3)
+
+    first, *others = keys_of(4)
+    with ThreadPoolExecutor(4) as pool:
+        stalled = pool.submit(ledger.claim, first)
+        assert stall.reached.wait(LIMIT_S)
+        waits = []
+        for key in others:
+            waits.append(pool.submit(ledger.claim, key))
+            assert waiting.acquire(timeout=LIMIT_S)
+        meddling.once(end)
+        stall.go_on.set()
+        granted(stalled.result(LIMIT_S))
+        errors = [each.exception(LIMIT_S) for each in waits]
+    assert [type(error) for error in errors] == [SystemExit, StoreError, StoreError]
+    assert errors[1] is not errors[2]
+    granted(ledger.claim(others[0]))
+
+
+def test_no_thread_can_be_started(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a task needs a thread and none can be started, it is told; a thread needs none."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, second, third = keys_of(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StoreError, match="can't start new thread"):
+            run(AsyncLedger(ledger).claim(first))
+        granted(ledger.claim(second))
+    granted(run(AsyncLedger(ledger).claim(third)))
 
 
 # ---- Cancelled ---------------------------------------------------------------------------------
