@@ -1,6 +1,9 @@
 """Consumer: handlers in one transaction with their claims, a whole window of them where it goes."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +18,9 @@ from oncely.core import rules
 from oncely.core.errors import BusyError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, State
+from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
+from oncely.lifecycle import transacting
 from oncely.lifecycle.held_message import deferred_message
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
@@ -227,6 +231,34 @@ def test_the_database_is_away(queue: Queue, sql: Sql) -> None:
         report = consumer.transactional(Away()).consume(write, drain=True)
     assert (report.received, report.handled, report.failed) == (1, 1, 0)
     assert len(queue.verdicts) == 4
+
+
+def test_another_database_is_locked(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A handler that always finds another database locked has failed, and spends its tries."""
+    monkeypatch.setattr(transacting, "_TRIES", 3)
+    monkeypatch.setattr(rules, "AGAIN_S", 0.01)
+    runs: list[str] = []
+
+    def handle(message: Message, _: Any) -> None:
+        runs.append(message.id)
+        if len(runs) > 20:
+            pytest.exit("it runs for ever")
+        with closing(sqlite3.connect(tmp_path / "other.db", timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+    queue.put("1")
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").tries(2).backoff(0.01)
+    with closing(sqlite3.connect(tmp_path / "other.db")) as owner:
+        owner.execute("BEGIN IMMEDIATE")
+        report = consumer.transactional(sql.engine).consume(handle, drain=True)
+    assert (report.retried, report.failed, len(runs)) == (1, 1, 6)
+    record = sql.record("1")
+    assert isinstance(record, Record)
+    assert (record.exhausted, record.attempts) == (True, 2)
+    assert "database is locked" in queue.put_aside()["1"]
+    assert Ack() not in queue.verdicts
 
 
 # ---- Sources -----------------------------------------------------------------------------------

@@ -12,21 +12,16 @@ from tests.unit.conftest import Queue
 
 from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
-from oncely.consuming.retries import Retries
-from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import ConfigError, MessageError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.verdicts import Ack, Counted, Delay, Ending, Told
+from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import keep_anew
 from oncely.ledger import Ledger
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import store_outage
 from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
-from oncely.transports.transport import Delivery
 
 KEY = Key("billing", "1")
 
@@ -376,26 +371,6 @@ def test_two_versions(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatc
     assert sum(report.dead_lettered for report in reports) == 0
     assert [*live.dead(), *live.waiting()] == []
     assert {f"new{n}" for n in range(5)} <= {*done["new"]}
-
-
-def test_others_go_first(
-    ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has put back what it does not take leaves it to others when it is due, and has it
-    itself where there are none.
-    """
-    monkeypatch.setattr("oncely.consuming.retries.monotonic", clock)
-    keeping = Keeping("billing")
-    old, new = (Retries(ledger.mailbox, keeping, 60.0, store_outage()) for _ in range(2))
-    turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), lambda _: None)
-    turn.ending, turn.waits = Ending(Told.NOTHING, Delay(2.0), Counted.GIVEN_BACK), True
-    ledger.mailbox.keep([], keeping.rows_of(turn))
-    old.expect([turn])
-    assert (old.are_due(), new.are_due()) == (False, False)
-    clock.advance(2.0)
-    assert (old.are_due(), new.are_due()) == (False, True)
-    clock.advance(1.0)
-    assert old.are_due()
 
 
 def test_nobody_comes(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
