@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from tests.meddling import MeddlingStore
 from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
@@ -200,41 +199,6 @@ def test_deferred_with_handled(calls: Ledger) -> None:
     assert calls.mailbox.deferred(TWO) == []
 
 
-def test_deferred_by_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
-    """Whose claim is not the newest defers nothing."""
-    old = granted(calls.claim(ONE, "60s"))
-    clock.advance(61)
-    granted(calls.claim(ONE, "60s"))
-    with pytest.raises(FencedError):
-        calls.handled(old, None, [deferred(ONE, "a")])
-    assert calls.mailbox.deferred(ONE) == []
-
-
-def test_deferred_by_many(calls: Ledger, clock: ManualClock) -> None:
-    """Of many claims each has its outcome, and its messages where it is the newest."""
-    keys = [Key("billing", str(n)) for n in range(3)]
-    claims = [granted(outcome) for outcome in calls.claim_many(keys, "60s")]
-    clock.advance(61)
-    granted(calls.claim(keys[1]))
-    messages = [[deferred(key, f"{key.message_id}-{n}") for n in range(2)] for key in keys]
-    outcomes = calls.handled_many(claims, ["a", "b", "c"], messages)
-    assert [type(outcome) for outcome in outcomes] == [Written, Fenced, Written]
-    assert [ids(calls.mailbox.deferred(key)) for key in keys] == [
-        ["0-0", "0-1"],
-        [],
-        ["2-0", "2-1"],
-    ]
-
-
-def test_deferred_once(calls: Ledger) -> None:
-    """The same `handled` again, its first answer lost, defers nothing a second time."""
-    messages = [deferred(ONE, "a"), deferred(ONE, "b")]
-    claim = granted(calls.claim(ONE))
-    calls.handled(claim, "first", messages)
-    calls.handled(claim, "second", messages)
-    assert ids(calls.mailbox.deferred(ONE)) == ["a", "b"]
-
-
 def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
     """The first answer is lost, and a relay is faster than the second try: what it has sent is
     not sent once more, and a completed message has none that wait.
@@ -245,26 +209,6 @@ def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
     calls.mailbox.sent(calls.mailbox.take(10, "30s"))
     calls.handled(claim, "second", messages)
     assert calls.mailbox.deferred(ONE) == []
-
-
-def test_result_that_is_no_json(calls: Ledger) -> None:
-    """A result that is not JSON is refused before anything is stored, a step's too."""
-    claim = granted(calls.claim(ONE))
-    with pytest.raises(MessageError, match="JSON"):
-        calls.handled(claim, object(), [deferred(ONE, "a")])
-    with pytest.raises(MessageError, match="JSON"):
-        calls.keep_step(claim, "charge", object())
-    assert state(calls, ONE) is State.PROCESSING
-    assert (calls.mailbox.deferred(ONE), calls.steps(ONE)) == ([], {})
-
-
-def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStore) -> None:
-    """Where no message was sent, `handled` is one write, for one and for many."""
-    first, *claims = [granted(o) for o in ledger.claim_many([ONE, TWO, Key("billing", "three")])]
-    meddling.calls.clear()
-    ledger.handled(first)
-    ledger.handled_many(claims, deferred=[[], []])
-    assert meddling.calls == ["swap", "swap"]
 
 
 # ---- Sent, and refused -------------------------------------------------------------------------
@@ -282,15 +226,6 @@ def test_sent_completes_with_the_last(calls: Ledger) -> None:
     outcome = calls.claim(ONE)
     assert isinstance(outcome, Duplicate)
     assert outcome.record.result == "kept"
-
-
-def test_sent_of_many_parents(calls: Ledger) -> None:
-    """Of several messages those are completed of which nothing waits any more."""
-    handled(calls, "one", deferred(ONE, "a"))
-    handled(calls, "two", deferred(TWO, "b"), deferred(TWO, "c"))
-    a, b, _ = calls.mailbox.take(10, "30s")
-    calls.mailbox.sent([b, a])
-    assert (state(calls, ONE), state(calls, TWO)) == (State.COMPLETED, State.HANDLED)
 
 
 # ---- What becomes of it ------------------------------------------------------------------------
@@ -319,26 +254,6 @@ def test_steps(calls: Ledger, clock: ManualClock) -> None:
     assert calls.steps(TWO) == {}
     calls.complete(claim)
     assert set(calls.steps(ONE)) == {"charge", "log"}
-
-
-def test_step_of_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
-    """Whose claim is not the newest, or has come to its end, keeps no step."""
-    old = granted(calls.claim(ONE, "60s"))
-    clock.advance(61)
-    claim = granted(calls.claim(ONE, "60s"))
-    with pytest.raises(FencedError):
-        calls.keep_step(old, "charge", 1)
-    calls.handled(claim)
-    with pytest.raises(FencedError):
-        calls.keep_step(claim, "charge", 2)
-    assert calls.steps(ONE) == {}
-
-
-def test_keys_are_checked(calls: Ledger) -> None:
-    """A key that can identify no message is refused."""
-    for call in (calls.mailbox.deferred, calls.steps, calls.count_delivery):
-        with pytest.raises(MessageError, match="empty id"):
-            call(Key("billing", ""))
 
 
 # ---- Waiting -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import pytest
@@ -206,23 +205,6 @@ def test_stop_iteration_ends_the_call() -> None:
 # ---- Threads -----------------------------------------------------------------------------------
 
 
-def test_neighbours_share_a_thread() -> None:
-    """Neighbours that are not async, the handler among them, run in one thread, not the loop's."""
-    threads: list[int] = []
-
-    def here(message: Message, call_next: CallNext) -> Any:
-        threads.append(threading.get_ident())
-        return call_next(message)
-
-    def handler(message: Message) -> None:
-        threads.append(threading.get_ident())
-
-    run(chained_async([here, here], handler))
-    assert len(threads) == 3
-    assert len(set(threads)) == 1
-    assert threads[0] != threading.get_ident()
-
-
 def test_waiting_threads_starve_nobody() -> None:
     """However many messages wait in threads for what needs further threads, all arrive."""
     nothing: Noted = []
@@ -401,15 +383,6 @@ def test_what_is_no_middleware(middleware: Any, text: str) -> None:
         chained([middleware], length)
     with pytest.raises(ConfigError, match=text):
         chained_async([middleware], length_async)
-
-
-def test_partial_and_method_are_middleware(noted: Noted) -> None:
-    """Whatever can be called with a message and what goes on is middleware."""
-
-    def add(more: int, message: Message, call_next: CallNext) -> Any:
-        return call_next(message) + more
-
-    assert chained([partial(add, 5), Both(noted).run], length)(MESSAGE) == 7
 
 
 def test_async_parts_of_a_sync_chain() -> None:

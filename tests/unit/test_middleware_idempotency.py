@@ -8,9 +8,8 @@ import pytest
 from tests.conditions import LIMIT_S
 
 import oncely
-from oncely.core.errors import BusyError, ConfigError, MessageError, MismatchError
+from oncely.core.errors import BusyError, MessageError
 from oncely.core.message import Message
-from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger
 from oncely.middleware import CallNext, Idempotent
@@ -90,12 +89,6 @@ def test_runs_once(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) -
     assert record.state is State.COMPLETED
 
 
-def test_kept_result(run: Run, ledger: Ledger, handler: Handler) -> None:
-    """Where results are kept, a duplicate has the first one's."""
-    idempotent = Idempotent(ledger, "billing", policy=Policy(results="keep"))
-    assert [run(idempotent, handler) for _ in range(3)] == ["receipt 1"] * 3
-
-
 def test_failure_is_recorded(run: Run, ledger: Ledger, handler: Handler) -> None:
     """An error is recorded and raised as it was; the next delivery tries again."""
     error = ValueError("no funds")
@@ -124,14 +117,6 @@ def test_refusals(run: Run, ledger: Ledger, handler: Handler, ran: list[str]) ->
     assert ran == []
 
 
-def test_other_content(run: Run, ledger: Ledger, handler: Handler) -> None:
-    """Another body under an id already seen is refused."""
-    idempotent = Idempotent(ledger, "billing")
-    run(idempotent, handler)
-    with pytest.raises(MismatchError):
-        run(idempotent, handler, Message("abc-123", b"{1}"))
-
-
 @pytest.mark.parametrize(
     "metadata",
     [{"region": "abc-123"}, lambda message: {"region": message.id}],
@@ -152,13 +137,3 @@ def test_steps_inside(run: Run, ledger: Ledger) -> None:
         return oncely.current().claim.key.consumer
 
     assert run(Idempotent(ledger, "billing"), handler) == "billing"
-
-
-def test_what_cannot_be_meant(ledger: Ledger) -> None:
-    """No ledger, no name, no policy: each is told when it is made."""
-    with pytest.raises(ConfigError, match="not a Ledger"):
-        Idempotent("memory://", "billing")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="consumer"):
-        Idempotent(ledger, "")
-    with pytest.raises(ConfigError, match="write at_most_once"):
-        Idempotent(ledger, "billing", policy=oncely.at_most_once)  # type: ignore[arg-type]

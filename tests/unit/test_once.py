@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -20,7 +20,6 @@ from oncely._util.signals import told_to_stop
 from oncely.core.control import Reject, Unrecoverable
 from oncely.core.errors import (
     BusyError,
-    ConfigError,
     ExhaustedError,
     FencedError,
     InDoubtError,
@@ -122,16 +121,6 @@ def test_duplicates_get_the_kept_result(
     assert [charge(Order()), charge(Order())] == [result, result]
 
 
-def test_result_that_is_no_json(decorated: Decorate, ledger: Ledger, key: Key) -> None:
-    """A result that is to be kept and is not JSON fails, and is recorded as a failure."""
-    charge = decorated(lambda order: object(), keep_result=True)
-    with pytest.raises(MessageError, match="JSON"):
-        charge(Order())
-    record = found(ledger, key)
-    assert record.state is State.FAILED
-    assert "JSON" in str(record.error)
-
-
 def test_handled_before(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
     """What was handled and never completed is completed, and does not run again."""
     ledger.release(ledger.handled(granted(ledger.claim(key))))
@@ -195,17 +184,6 @@ def test_busy(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) 
     assert runs == []
 
 
-def test_busy_by_itself(ledger: Ledger) -> None:
-    """A function that calls itself for the same message finds it busy."""
-
-    @once(ledger, consumer="billing", key=lambda order: order.id)
-    def charge(order: Order) -> None:
-        charge(order)
-
-    with pytest.raises(BusyError):
-        charge(Order())
-
-
 def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     """The same id with another fingerprint raises MismatchError; an equal one is a duplicate."""
     charge = decorated(runs.append, fingerprint=lambda order: order.amount)
@@ -262,12 +240,6 @@ def test_bad_ids(decorated: Decorate, ledger: Ledger, runs: list[Order], bad: An
         decorated(runs.append)(Order(bad))
     assert runs == []
     assert ledger.counts() == {}
-
-
-def test_bad_lease_is_refused(ledger: Ledger) -> None:
-    """A lease that is none is a ConfigError when the function is decorated, not when called."""
-    with pytest.raises(ConfigError, match="lease"):
-        once(ledger, consumer="billing", key=str, lease="0s")
 
 
 # ---- Failures ----------------------------------------------------------------------------------
@@ -549,26 +521,6 @@ def test_cancelled_while_claiming(
     assert ledger.find(key) is None
 
 
-def test_cancelled_while_claiming_what_is_busy(
-    charge_async: Callable[[Order], Awaitable[Any]],
-    rival: Ledger,
-    meddling: MeddlingStore,
-    key: Key,
-) -> None:
-    """A call that was cancelled ends cancelled, also where its claim is not granted."""
-    granted(rival.claim(key))
-
-    async def main() -> None:
-        task, go_on = await stalled_call(charge_async, meddling, at=1)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await within_deadline(task)
-
-    asyncio.run(main())
-
-
 def test_cancelled_while_completing(
     charge_async: Callable[[Order], Awaitable[Any]],
     ledger: Ledger,
@@ -603,13 +555,3 @@ def test_logs_hold_no_payloads(
     decorated(charge)(Order(amount="my payload"))
     assert "abc-123" in caplog.text
     assert "my payload" not in caplog.text
-
-
-def test_generators_are_refused(ledger: Ledger) -> None:
-    """A generator does its work after it has returned, so it cannot be completed by returning."""
-
-    def work(id_: str) -> Iterator[str]:
-        yield id_
-
-    with pytest.raises(ConfigError, match="is a generator"):
-        once(ledger, consumer="billing", key=lambda id_: id_)(work)
