@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.turns import in_turn, is_whole_run, not_today
+from tests.turns import in_turn, not_today
 
 TURN = "ONCELY_TEST_TURN"
 STORES = ("memory", "sqlite", "postgresql", "mysql", "redis")
@@ -26,19 +26,6 @@ def test_every_choice_has_its_turn(count: int, days: int, monkeypatch: pytest.Mo
         assert len(set(chosen)) == count
         covered += chosen
     assert set(covered) == set(STORES)
-
-
-def test_names_have_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One day does not try everything on one store."""
-    monkeypatch.setenv(TURN, "20784")
-    assert len({store for point in range(20) for store in in_turn(f"{point}", STORES)}) > 1
-
-
-def test_all_choices_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The long campaign leaves nothing to the day."""
-    monkeypatch.setenv("ONCELY_TEST_ALL", "1")
-    assert is_whole_run()
-    assert in_turn("a kill point", STORES) == STORES
 
 
 def test_tests_have_their_turn(
