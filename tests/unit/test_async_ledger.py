@@ -24,7 +24,6 @@ from oncely.core.errors import StoreError
 from oncely.core.record import Claim, Key, State
 from oncely.engine import group_commit
 from oncely.ledger import Ledger
-from oncely.testing import at_once
 
 T = TypeVar("T")
 
@@ -112,27 +111,6 @@ def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
 
     run(main())
     assert meddling.calls == ["insert", "swap"]
-
-
-def test_loops_and_threads_race(calls: AsyncLedger, ledger: Ledger) -> None:
-    """Loops and threads that claim and complete the same keys handle each exactly once."""
-    keys = keys_of(100)
-
-    def in_thread() -> int:
-        claims = [o.claim for key in keys if isinstance(o := ledger.claim(key), Granted)]
-        for claim in claims:
-            ledger.complete(claim)
-        return len(claims)
-
-    async def in_loop() -> int:
-        outcomes = await asyncio.gather(*map(calls.claim, keys))
-        claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
-        await asyncio.gather(*map(calls.complete, claims))
-        return len(claims)
-
-    handled = at_once(8, lambda n: in_thread() if n % 2 else run(in_loop()))
-    assert sum(handled) == len(keys)
-    assert ledger.counts() == {("billing", State.COMPLETED): len(keys)}
 
 
 @pytest.mark.usefixtures("stalls")

@@ -1,9 +1,8 @@
-"""The ledger's calls, as they are and as coroutines; those for deferred messages and steps."""
+"""The ledger's calls, as they are and as coroutines."""
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -14,10 +13,9 @@ from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import Busy, Duplicate, Fenced, Written
 from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedError
 from oncely.core.message import Message
-from oncely.core.record import Claim, Key, State
+from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 
 
@@ -50,40 +48,7 @@ def calls(request: pytest.FixtureRequest, ledger: Ledger) -> Ledger:
     return ledger if request.param == "ledger" else cast(Ledger, Awaited(ledger))
 
 
-def deferred(
-    parent: Key,
-    id_: str,
-    destination: str = "mails",
-    *,
-    key: str | None = None,
-    delay_s: float = 0.0,
-    position: int = 0,
-) -> WaitingMessage:
-    """A message that was sent while `parent` was handled."""
-    message = Message(id_, key=key)
-    return WaitingMessage(id_, destination, message, parent, position, delay_s)
-
-
-def handled(calls: Ledger, message_id: str, *messages: WaitingMessage, result: Any = None) -> Claim:
-    """The claim on a message whose handler has succeeded, and has deferred these."""
-    claim = granted(calls.claim(Key("billing", message_id), "60s"))
-    return calls.handled(claim, result, messages)
-
-
-def ids(messages: Sequence[WaitingMessage]) -> list[str]:
-    return [message.id for message in messages]
-
-
-def state(calls: Ledger, key: Key) -> State:
-    record = calls.find(key)
-    assert record is not None
-    return record.state
-
-
 ONE, TWO = Key("billing", "one"), Key("billing", "two")
-
-
-# ---- Every call ---------------------------------------------------------------------------------
 
 
 def keys_of(number: int) -> list[Key]:
@@ -183,97 +148,16 @@ def test_single_forms_raise(calls: Ledger, clock: ManualClock) -> None:
         calls.complete(claim, object())
 
 
-# ---- Deferring ---------------------------------------------------------------------------------
-
-
-def test_deferred_with_handled(calls: Ledger) -> None:
-    """What is deferred is stored with `handled`, and waits in the order of sending."""
-    late, soon = deferred(ONE, "late", position=2), deferred(ONE, "soon", position=1)
-    claim = handled(calls, "one", late, soon, result={"receipt": 7})
-    assert (claim.record.state, claim.record.result) == (State.HANDLED, {"receipt": 7})
-    record = calls.find(ONE)
-    assert record is not None
-    assert (record.version, record.result) == (claim.record.version, {"receipt": 7})
-    waiting = calls.mailbox.deferred(ONE)
-    assert [replace(message, number=None) for message in waiting] == [soon, late]
-    assert calls.mailbox.deferred(TWO) == []
-
-
 def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
     """The first answer is lost, and a relay is faster than the second try: what it has sent is
     not sent once more, and a completed message has none that wait.
     """
     claim = granted(calls.claim(ONE))
-    messages = [deferred(ONE, "a"), deferred(ONE, "b")]
+    messages = [WaitingMessage(id_, "mails", Message(id_), ONE) for id_ in "ab"]
     calls.handled(claim, "first", messages)
     calls.mailbox.sent(calls.mailbox.take(10, "30s"))
     calls.handled(claim, "second", messages)
     assert calls.mailbox.deferred(ONE) == []
-
-
-# ---- Sent, and refused -------------------------------------------------------------------------
-
-
-def test_sent_completes_with_the_last(calls: Ledger) -> None:
-    """A message is completed when the last of what it deferred is sent; its result stays."""
-    handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"), result="kept")
-    first, last = calls.mailbox.take(10, "30s")
-    calls.mailbox.sent([first])
-    calls.mailbox.sent([first])
-    assert (state(calls, ONE), ids(calls.mailbox.deferred(ONE))) == (State.HANDLED, ["b"])
-    calls.mailbox.sent([last])
-    calls.mailbox.sent([last])
-    outcome = calls.claim(ONE)
-    assert isinstance(outcome, Duplicate)
-    assert outcome.record.result == "kept"
-
-
-# ---- What becomes of it ------------------------------------------------------------------------
-
-
-def test_refused_forget_takes_nothing(calls: Ledger) -> None:
-    """Where the record stays, its steps stay."""
-    calls.keep_step(granted(calls.claim(ONE, "60s")), "charge", 7)
-    with pytest.raises(RefusedError):
-        calls.forget(ONE)
-    assert calls.steps(ONE) == {"charge": 7}
-
-
-# ---- Steps -------------------------------------------------------------------------------------
-
-
-def test_steps(calls: Ledger, clock: ManualClock) -> None:
-    """A finished step keeps its first result, also None, for the next attempt and after."""
-    claim = granted(calls.claim(ONE, "60s"))
-    calls.keep_step(claim, "charge", {"receipt": [7, "é"]})
-    calls.keep_step(claim, "charge", "second")
-    calls.keep_step(claim, "log", None)
-    clock.advance(61)
-    claim = granted(calls.claim(ONE, "60s"))
-    assert calls.steps(ONE) == {"charge": {"receipt": [7, "é"]}, "log": None}
-    assert calls.steps(TWO) == {}
-    calls.complete(claim)
-    assert set(calls.steps(ONE)) == {"charge", "log"}
-
-
-# ---- Waiting -----------------------------------------------------------------------------------
-
-
-def test_waiting_goes_on_beside_other_calls(clock: ManualClock) -> None:
-    """Calls that defer nothing do not end the wait: two relays would keep each other awake."""
-    ledger = Ledger(MemoryStore(clock))
-    handled(ledger, "one", deferred(ONE, "a", delay_s=60))
-    store = ledger._store
-    assert isinstance(store, MemoryStore)
-    before = store.notifications.count
-    ledger.find(ONE)
-    ledger.mailbox.take(10, "1s")
-    assert store.notifications.count == before
-    handled(ledger, "two", deferred(TWO, "b"))
-    assert store.notifications.count > before
-
-
-# ---- Transactions ------------------------------------------------------------------------------
 
 
 def test_no_transaction_to_join(ledger: Ledger, redis_url: str) -> None:

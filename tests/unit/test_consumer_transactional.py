@@ -15,11 +15,10 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely.consumer import Consumer
 from oncely.core import rules
-from oncely.core.errors import BusyError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.core.verdicts import Ack, DeadLetter, Delay
+from oncely.core.verdicts import Ack, DeadLetter
 from oncely.lifecycle import transacting
 from oncely.lifecycle.held_message import deferred_message
 
@@ -128,31 +127,6 @@ def test_sent_by_the_next(queue: Queue, sql: Sql) -> None:
 
 
 # ---- One ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), BusyError("another"), StoreError("another")])
-def test_failures_are_the_handlers_own(queue: Queue, sql: Sql, error: Exception) -> None:
-    """In a transaction, too, whatever a handler raises is a failure of its message."""
-    queue.put("1")
-
-    def handle(message: Message, connection: Connection) -> None:
-        raise error
-
-    report = consumer_of(queue, sql).tries(2).consume(handle, drain=True)
-    assert (report.retried, report.failed) == (1, 1)
-    assert type(error).__name__ in queue.put_aside()["1"]
-    record = sql.record("1")
-    assert record is not None
-    assert record.exhausted
-
-
-def test_busy_comes_again(queue: Queue, sql: Sql) -> None:
-    """In a transaction, too, what another worker has comes again."""
-    granted(sql.ledger.claim(Key("billing", "1")))
-    queue.put("1")
-    consumer = consumer_of(queue, sql)
-    consumer.consume(write, on_progress=lambda _: consumer.stop())
-    assert queue.verdicts == [Delay(1.0)]
 
 
 def test_committed_early(queue: Queue, sql: Sql) -> None:

@@ -1,4 +1,4 @@
-"""The heartbeat: what it extends, when it stops, and what it tells about the claims it holds."""
+"""The heartbeat where something else happens meanwhile: takeovers, clocks, forks, new claims."""
 
 import os
 import queue
@@ -12,12 +12,10 @@ from tests.records import granted
 
 from oncely.core.commands import Busy, Outcome
 from oncely.core.durations import Duration
-from oncely.core.errors import StoreError
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
 from oncely.lifecycle import heartbeat as heartbeats
 from oncely.lifecycle.heartbeat import Heartbeat
-from oncely.stores.store import Change
 from oncely.testing import ManualClock
 
 _LEASE_S = 0.06
@@ -108,28 +106,6 @@ def test_store_clock_set_forward(
     heartbeat.close()
     assert "store_clock_jumped" in events_in(caplog)
     assert isinstance(ledger.claim(claim.key), Busy)
-
-
-def test_error_of_one(
-    ledger: Ledger, meddling: MeddlingStore, clock: ManualClock, monotonic: ManualClock
-) -> None:
-    """What cannot be extended is an error for that claim alone."""
-    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
-    claims = [granted(ledger.claim(Key("billing", str(n)), "60s")) for n in range(3)]
-    heartbeat.hold(claims, monotonic.now)
-    swap = meddling.store.swap
-
-    def refuse(changes: Sequence[Change]) -> set[Key]:
-        if claims[1].key in {change.old.key for change in changes}:
-            raise StoreError("this record is locked")
-        return swap(changes)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(meddling.store, "swap", refuse)
-        monotonic.advance(50)
-        heartbeat.beat()
-    monotonic.advance(50)
-    assert [heartbeat.is_good(claim) for claim in claims] == [True, False, True]
 
 
 def test_claimed_again_during_a_beat(

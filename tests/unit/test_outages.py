@@ -11,23 +11,16 @@ from typing import Any
 import pytest
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
-from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely import http
 from oncely.consumer import Consumer
 from oncely.core import rules
-from oncely.core.errors import StoreUnavailable, TransportError
+from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
-from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
-from oncely.lifecycle.heartbeat import Heartbeat
-from oncely.lifecycle.retention import StoredRetention
 from oncely.once import once
 from oncely.outbox import Relay
-from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +41,6 @@ def failing(times: int, error: Exception, then: Callable[..., Any]) -> Callable[
 
 
 AWAY = StoreUnavailable("gone")
-LOST = TransportError("gone")
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -85,20 +77,6 @@ def test_the_store_of_a_consumer(
     assert {vars(each)["queue"] for each in caplog.records} == {"in"}
 
 
-def test_leases_of_many(
-    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each heartbeat would extend the claims of all."""
-    heartbeat = Heartbeat(ledger, 60.0, is_by_hand=True)
-    heartbeat.hold([granted(ledger.claim(Key("billing", id_))) for id_ in "123"], 0.0)
-    meddling.meddle = failing(1_000, AWAY, nothing)
-    for _ in range(3):
-        heartbeat.beat()
-    meddling.meddle = nothing
-    heartbeat.beat()
-    assert events_in(caplog) == ["lease_extension_failed", "lease_extension_recovered"]
-
-
 def test_a_relay(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,26 +88,6 @@ def test_a_relay(
     relay = Relay(ledger, Queue(), poll=0.001)
     relay.run(stop, lambda _: None if next(seen, None) else stop.set())
     assert events_in(caplog) == ["relay_stalled", "relay_recovered"]
-
-
-def test_activity(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
-    """A process tells what it does every few seconds."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(MemoryStore, "keep_worker", failing(3, AWAY, MemoryStore.keep_worker))
-        for _ in range(5):
-            ledger.recorder.tell()
-    assert events_in(caplog) == ["activity_not_kept", "activity_kept"]
-
-
-def test_a_retention(
-    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each message would store it."""
-    retention = StoredRetention(ledger, "billing", "1d")
-    meddling.meddle = failing(3, AWAY, nothing)
-    for _ in range(5):
-        retention.store()
-    assert events_in(caplog) == ["retention_not_stored", "retention_stored"]
 
 
 def test_transactions(
@@ -188,23 +146,3 @@ def test_webhooks(
     assert statuses == [503] * 3 + [202] * 3
     assert events_in(caplog) == ["delivery_not_stored", "deliveries_stored"]
     assert vars(caplog.records[0])["message_id"] == "d-0"
-
-
-def test_a_destination(
-    ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that fails, while others do not, is tried ever more rarely, by any call."""
-    queue = Queue()
-    queue.make("good", "bad")
-    publish = queue.publish
-    fails = failing(2, LOST, publish)
-    queue.publish = lambda to, *rest, **how: (fails if to == "bad" else publish)(to, *rest, **how)  # type: ignore[method-assign]
-    relay = Relay(ledger, queue)
-    for number in range(3):
-        key = Key("shop", f"order-{number}")
-        mails = [WaitingMessage(f"{to}-{number}", to, Message(to), key) for to in ("good", "bad")]
-        ledger.handled(granted(ledger.claim(key)), deferred=mails)
-        relay.send_waiting()
-        clock.advance(3_600)
-    assert events_in(caplog) == ["destination_unavailable", "destination_available"]
-    assert vars(caplog.records[0])["again_in_s"] > 0
