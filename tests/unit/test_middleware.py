@@ -108,13 +108,6 @@ def test_order_in_an_async_chain(noted: Noted, kinds: str, handler: CallNext) ->
     assert noted == [*(f"> {n}" for n in range(4)), *(f"< {n}" for n in reversed(range(4)))]
 
 
-def test_both_ways(noted: Noted) -> None:
-    """Middleware for both is called by the method that fits the chain."""
-    chained([Both(noted)], length)(MESSAGE)
-    run(chained_async([Both(noted)], length_async))
-    assert noted == ["run", "run_async"]
-
-
 def test_message_can_be_changed() -> None:
     """What middleware hands on is what the handler gets, and what it returns is the result."""
 
@@ -136,17 +129,6 @@ def test_handler_can_be_skipped() -> None:
 
     assert chained([skip], fail)(MESSAGE) == "skipped"
     assert run(chained_async([skip], fail)) == "skipped"
-
-
-def test_middleware_can_go_on_twice(noted: Noted) -> None:
-    """What goes on twice runs the rest twice."""
-
-    def twice(message: Message, call_next: CallNext) -> Any:
-        return call_next(message) + call_next(message)
-
-    assert chained([twice, noting(noted, "a")], length)(MESSAGE) == 4
-    assert run(chained_async([twice, noting_async(noted, "a")], length_async)) == 4
-    assert noted == ["> a", "< a"] * 4
 
 
 # ---- Errors ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 import os
 import signal
 import threading
@@ -23,7 +22,6 @@ from oncely.core.errors import (
     ExhaustedError,
     FencedError,
     InDoubtError,
-    MessageError,
     MismatchError,
     StoreUnavailable,
 )
@@ -212,14 +210,6 @@ def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
         charge(Order(amount={"tax": 2, "net": 3}))
 
 
-def test_fingerprint_that_shows_no_content(decorated: Decorate, runs: list[Order]) -> None:
-    """What differs from process to process is no fingerprint: MessageError, and nothing runs."""
-    charge = decorated(runs.append, fingerprint=lambda order: object())
-    with pytest.raises(MessageError, match="has no JSON form"):
-        charge(Order())
-    assert runs == []
-
-
 def test_in_doubt(
     decorated: Decorate, ledger: Ledger, clock: ManualClock, key: Key, runs: list[Order]
 ) -> None:
@@ -231,15 +221,6 @@ def test_in_doubt(
     assert runs == []
     decorated(runs.append)(Order())
     assert runs == [Order()]
-
-
-@pytest.mark.parametrize("bad", ["", "  ", "a\0", None, 7.5, "x" * 256])
-def test_bad_ids(decorated: Decorate, ledger: Ledger, runs: list[Order], bad: Any) -> None:
-    """An id that cannot be one raises MessageError, and nothing runs."""
-    with pytest.raises(MessageError):
-        decorated(runs.append)(Order(bad))
-    assert runs == []
-    assert ledger.counts() == {}
 
 
 # ---- Failures ----------------------------------------------------------------------------------
@@ -540,18 +521,3 @@ def test_cancelled_while_completing(
 
     asyncio.run(main())
     assert found(ledger, key).state is State.COMPLETED
-
-
-@pytest.mark.usefixtures("hurried")
-def test_logs_hold_no_payloads(
-    decorated: Decorate, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is logged names the message, and has no payload in it."""
-    caplog.set_level(logging.DEBUG)
-
-    def charge(order: Order) -> None:
-        meddling.meddle = away
-
-    decorated(charge)(Order(amount="my payload"))
-    assert "abc-123" in caplog.text
-    assert "my payload" not in caplog.text
