@@ -70,18 +70,6 @@ def test_a_search_ends_in_time(store: Store, bounded: BoundedStore) -> None:
     assert max(bounded.looked_at) <= 1_000
 
 
-def test_a_search_ends_at_the_limit(store: Store, bounded: BoundedStore) -> None:
-    """Page after page has every record once, by id; those of one id are on one page."""
-    complete(store, *(Key(name, f"{n:02}") for n in range(20) for name in ("a", "b")))
-    pages = [ops.search(Ledger(bounded), ops.Selection(), 3)]
-    while (end := pages[-1].end) is not None:
-        pages.append(ops.search(Ledger(bounded), ops.Selection(), 3, after=end))
-    assert [each for page in pages for each in ids(page)] == [
-        f"{n:02}" for n in range(20) for _ in range(2)
-    ]
-    assert max(len(page.records) for page in pages) == 4
-
-
 def test_what_is_not_completed_is_found_at_once(store: Store, bounded: BoundedStore) -> None:
     """With an index one window finds what is not completed; other stores need more windows."""
     complete(store, *(Key("billing", f"{n:05}") for n in range(MANY)))
