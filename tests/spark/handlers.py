@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from threading import Barrier
@@ -96,13 +95,6 @@ def leave_at_bad(message: oncely.Message) -> None:
     work(message)
     if message.get("bad"):
         os._exit(0)
-
-
-def fork_and_exit(message: oncely.Message) -> None:
-    """A child that leaves as if it was a program of its own."""
-    if os.fork() == 0:
-        sys.exit(0)
-    work(message)
 
 
 _MEETING = 8
