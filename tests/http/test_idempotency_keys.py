@@ -74,6 +74,16 @@ def test_in_doubt(
     assert code is None or answer.json()["code"] == code
 
 
+def test_what_does_not_run_again(drive: Drive, shop: Shop) -> None:
+    """Where a failed request is not to run again, a repetition is told that it has failed."""
+    shop.answers = [HttpAnswer(500)]
+    post = drive(policy=Policy(on_failed="skip"))
+    assert post().status == 500
+    answer = post()
+    assert (answer.status, answer.json()["code"]) == (409, "idempotency_failed")
+    assert shop.calls == 1
+
+
 # ---- Properties ----------------------------------------------------------------------------------
 
 printable = some.text(some.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1)

@@ -176,6 +176,22 @@ def test_no_thread_can_be_started(ledger: Ledger, monkeypatch: pytest.MonkeyPatc
     granted(run(AsyncLedger(ledger).claim(third)))
 
 
+def test_error_of_one(calls: AsyncLedger, meddling: MeddlingStore) -> None:
+    """Where one of several that go together cannot be stored, that is its caller's error alone."""
+    refusals = iter([True, False, False, True])  # All together, and then one by one.
+
+    def refuse() -> None:
+        if next(refusals, False):
+            raise StoreError("it is too large")
+
+    meddling.meddle = refuse
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*map(calls.claim, keys_of(5)), return_exceptions=True)
+
+    assert [type(each) for each in run(main())] == [Granted] * 2 + [StoreError] + [Granted] * 2
+
+
 # ---- Cancelled ---------------------------------------------------------------------------------
 
 

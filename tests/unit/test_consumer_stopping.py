@@ -263,6 +263,22 @@ def test_handler_ends_itself(
     assert (record.state, record.attempts) == (State.FAILED, tries)
 
 
+def test_transaction_of_a_handler_that_ends_itself(queue: Queue, sql: Sql) -> None:
+    """In a transaction, too: it is rolled back, and its failure recorded."""
+    queue.put("1")
+    policy = Policy(tries=2, backoff="1ms")
+    consumer = consumer_of(queue, sql.ledger, policy).transactional(sql.engine)
+
+    def handle(message: Message, connection: Any) -> None:
+        raise SystemExit
+
+    report = consumer.consume(handle, drain=True)
+    assert (report.retried, report.failed) == (1, 1)
+    record = sql.record("1")
+    assert record is not None
+    assert record.attempts == 2
+
+
 def test_a_handler_forks(queue: Queue, ledger: Ledger) -> None:
     """A child that returns out of the handler of its parent handles no other message."""
     queue.put("1", "2", "3", "4")

@@ -1,12 +1,13 @@
 """Consumer: what becomes of a delivery, whatever its handler and its ledger do."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.conditions import wait_until
+from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Deliver, Outage, Queue
 
@@ -17,6 +18,7 @@ from oncely.core.errors import (
     ConfigError,
     DuplicateError,
     FencedError,
+    KeysLocked,
     MismatchError,
     OncelyError,
     StoreError,
@@ -27,6 +29,8 @@ from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.middleware.chain import CallNext
+from oncely.stores.memory_store import MemoryStore
+from oncely.stores.store import Change
 from oncely.testing import ManualClock
 
 KEY = Key("billing", "1")
@@ -220,6 +224,44 @@ def test_store_away_after(deliver: Deliver, outage: Outage, clock: ManualClock) 
     assert deliver(never, policy=policy) == AGAIN
     clock.advance(1)
     assert isinstance(deliver(never, policy=policy), DeadLetter)
+
+
+def test_store_refuses(queue: Queue, ledger: Ledger, meddling: MeddlingStore) -> None:
+    """An error of the store that no waiting mends ends the run, at once."""
+    queue.put("1", "2")
+
+    def refuse() -> None:
+        raise StoreError("permission denied")
+
+    def handle(_: Message) -> None:
+        meddling.meddle = refuse
+
+    with pytest.raises(StoreError, match="permission denied"):
+        Consumer(queue, "in").idempotent(ledger, "billing").consume(handle)
+
+
+class Locking(MeddlingStore):
+    """In which somebody holds the key of "25", for so many swaps."""
+
+    left = 5
+
+    def swap(self, changes: Sequence[Change]) -> set[Key]:
+        free = [each for each in changes if each.old.key.message_id != "25" or not self.left]
+        written: set[Key] = super().swap(free)
+        if len(free) < len(changes):
+            self.left -= 1
+            raise KeysLocked("locked", {Key("billing", "25")}, written)
+        return written
+
+
+@pytest.mark.usefixtures("hurried")
+def test_one_locked_key(queue: Queue) -> None:
+    """What another transaction holds is stored when it is free, all others before that."""
+    store = Locking(MemoryStore())
+    queue.put(*map(str, range(50)))
+    ledger = Ledger(store)
+    Consumer(queue, "in").idempotent(ledger, "billing").consume(nothing, drain=True)
+    assert (store.left, ledger.counts()) == (0, {("billing", State.COMPLETED): 50})
 
 
 # ---- Another worker ----------------------------------------------------------------------------

@@ -241,6 +241,8 @@ def test_no_message_at_all(queue: Queue, live: Ledger) -> None:
     assert letters.keys() == {("1", b"two"), ("", b"a")}
     assert "other content" in letters["1", b"two"].reason
     assert "id" in letters["", b"a"].reason
+    with pytest.raises(ConfigError, match="name one dead letter"):
+        live.retry_dead([each.id for each in letters.values()], Message("1"))
     # The other message of that id is not tried again by it.
     assert live.retry_dead(letters["1", b"two"].id) == 1
     assert consumer.consume(failing(done=done), drain=True).dead_lettered == 1

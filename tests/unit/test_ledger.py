@@ -15,9 +15,8 @@ from oncely.core.commands import (
     Duplicate,
     Granted,
     Mismatch,
-    Written,
 )
-from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
+from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.engine import group_commit
@@ -120,16 +119,6 @@ def test_losing_for_ever(
     ledger.complete(claim)
 
 
-def test_only_losers_start_over(
-    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock
-) -> None:
-    """In a batch those that lost start over alone, and outcomes stay in their order."""
-    keys = [Key("billing", str(n)) for n in range(5)]
-    meddling.once(lambda: rival.claim(keys[3]))
-    outcomes = ledger.claim_many(keys)
-    assert [type(outcome) for outcome in outcomes] == [Granted, Granted, Granted, Busy, Granted]
-
-
 # ---- Exchanges with the store ------------------------------------------------------------------
 
 
@@ -210,13 +199,6 @@ def test_copies_with_another_payload(ledger: Ledger, key: Key) -> None:
     assert [type(outcome) for outcome in outcomes] == [Granted, Mismatch, Busy]
 
 
-def test_one_claim_completed_many_times(ledger: Ledger, claim: Claim) -> None:
-    """The same claim many times in a batch is completed, and the first result stays."""
-    outcomes = ledger.complete_many([claim] * 100, list(range(100)))
-    assert all(isinstance(outcome, Written) for outcome in outcomes)
-    assert found(ledger, claim.key).result == 0
-
-
 def test_as_many_values_as_messages(ledger: Ledger, key: Key) -> None:
     """As many fingerprints as keys, and results as claims, or it is an error before anything is
     stored.
@@ -279,20 +261,6 @@ def test_lease_replaces_the_policys(ledger: Ledger, key: Key) -> None:
     other = Key("billing", "other")
     ledger.claim(other, policy=Policy(lease="1h"))
     assert found(ledger, other).lease_until == now + 3_600
-
-
-# ---- Operators ---------------------------------------------------------------------------------
-
-
-def test_forget_races_with_claim(
-    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock, claim: Claim
-) -> None:
-    """A record that is claimed while it is being forgotten stays."""
-    clock.advance(61)
-    meddling.once(lambda: rival.claim(claim.key))
-    with pytest.raises(RefusedError):
-        ledger.forget(claim.key)
-    assert found(ledger, claim.key).fence == 2
 
 
 # ---- Opening -----------------------------------------------------------------------------------

@@ -242,6 +242,13 @@ def test_measured_breaks_nothing(
     assert registry.get_sample_value("oncely_messages_in_flight") == 0
 
 
+def test_measured_twice(registry: CollectorRegistry) -> None:
+    """A second one in a registry is told to be one too many."""
+    Measured(registry)
+    with pytest.raises(ConfigError, match="has a Measured already"):
+        Measured(registry)
+
+
 # ---- RateLimited -------------------------------------------------------------------------------
 
 

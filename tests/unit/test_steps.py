@@ -279,6 +279,14 @@ def test_bad_sends(ledger: Ledger, key: Key, destination: str, content: Any) -> 
         work.processing.send(destination, content)
 
 
+def test_limit_of_one_handler(ledger: Ledger, key: Key) -> None:
+    """A handler that sends without end is stopped, and nothing of it is kept."""
+    with pytest.raises(MessageError, match="10,000"), claimed(ledger, key) as work:
+        for _ in range(10_001):
+            work.processing.send("a", b"")
+    assert ledger.mailbox.deferred(key) == []
+
+
 # ---- claimed -----------------------------------------------------------------------------------
 
 
