@@ -7,7 +7,6 @@ from contextlib import closing
 import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import ledger_url_of
-from tests.records import granted
 
 from oncely import ops
 from oncely.core.activity import AuditEntry, Run, quantile_s
@@ -78,18 +77,6 @@ def test_each_end_counts_once(ledger: Ledger) -> None:
     assert billing.handled == sum(billing.seconds) == 4
     [worker] = ledger.operations.workers()
     assert worker.claims == 0
-
-
-def test_seen_soon(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that has begun with something is seen before its first beat: if it is killed, people
-    find what it held.
-    """
-    monkeypatch.setattr(recording, "_ADD_UP_S", 0.01)
-    monkeypatch.setattr(recording, "_ROUNDS", 10**9)
-    ledger.recorder.works_as("consumer", "billing")
-    granted(ledger.claim(Key("billing", "m")))
-    [worker] = wait_until(ledger.operations.workers)
-    assert (worker.kind, worker.claims) == ("consumer", 1)
 
 
 @on_every_database

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,19 +61,6 @@ def open_files() -> int:
 
 
 # ---- Strangers ---------------------------------------------------------------------------------
-
-
-def test_closed_while_callers_come(caplog: pytest.LogCaptureFixture) -> None:
-    """Their connections are closed, too, however far they have come; and no error is logged."""
-    for number in range(40):
-        channel = DriverChannel("127.0.0.1")
-        with ExitStack() as strangers:
-            callers = [strangers.enter_context(connect(channel)) for _ in range(number % 4 + 1)]
-            channel.close()
-            for caller in callers:
-                with suppress(ConnectionResetError):
-                    assert len(caller.makefile("rb").read()) in (0, 32)
-    assert events_in(caplog) == []
 
 
 def test_many_silent_callers_hold_up_nobody(driver: DriverChannel) -> None:

@@ -77,16 +77,6 @@ def test_what_was_taken_and_not_begun(
     assert effects.per_message() == dict.fromkeys("abcdef", 1)
 
 
-def test_a_child_that_lives_on(options: Mapping[str, str], effects: Effects) -> None:
-    """It does not hold the line of the process that has died."""
-    given = {**options, "handler": "handlers:fork_and_be_killed", "tries": "1"}
-    rows = batches(effects, ("a", BAD), ("b", "{}"))
-    counts = run(read_options(given), rows)
-    assert (counts.handled, counts.failed) == (1, 1)
-    # Whoever waits for the line to end would wait for the child, which waits for this.
-    (effects.path.parent / "go").touch()
-
-
 def test_rows_that_wait_hold_nothing_else(
     options: Mapping[str, str], ledger: Ledger, effects: Effects
 ) -> None:

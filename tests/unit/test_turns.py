@@ -1,8 +1,5 @@
 """What a run of the tests covers is chosen by the day, evenly."""
 
-import subprocess
-import sys
-
 import pytest
 from tests.turns import in_turn, not_today
 
@@ -47,12 +44,3 @@ def test_tests_have_their_turn(
         assert not not_today(items[:2])
     assert [len(day) for day in days] == [3, 3]
     assert set.union(*days) == {*items[1:]}
-
-
-def test_a_run_says_how_to_repeat_it(pytestconfig: pytest.Config) -> None:
-    """Where the header is left out, and other processes run the tests."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--collect-only", __file__]
-    told = subprocess.run(
-        command, cwd=pytestconfig.rootpath, capture_output=True, text=True, check=True
-    ).stdout
-    assert f"{TURN}=" in told
