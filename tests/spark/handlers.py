@@ -206,16 +206,6 @@ def book_and_be_killed(message: oncely.Message, session: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fork_and_be_killed(message: oncely.Message) -> None:
-    """A child that lives on, and the end of this process."""
-    if message.get("bad") and os.fork() == 0:
-        wait_for_go(message)
-        os._exit(0)
-    work(message)
-    if message.get("bad"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def kill_at_bad_slowly(message: oncely.Message) -> None:
     time.sleep(0.01)
     kill_at_bad(message)
