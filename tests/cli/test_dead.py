@@ -78,14 +78,6 @@ def test_list_as_json(shop: Shop, command: Command) -> None:
     assert json.loads(command("dead", "list", "--json").out)["more"] is False
 
 
-def test_list_of_one_consumer(shop: Shop, at: OnFile, command: Command) -> None:
-    """Of another than was asked for nothing is shown; one without any is no failure."""
-    shop.fail(ORDER)
-    at.complete("billing", "1")
-    assert "order-17" in command("dead", "list", "--consumer", "shop").out
-    assert command("dead", "list", "--consumer", "billing") == (0, "", "no dead letters\n")
-
-
 def test_list_of_nobody(shop: Shop, at: OnFile, command: Command) -> None:
     """A name that is not known is a mistake, told with those that are."""
     assert command("dead", "list") == (0, "", "no dead letters\n")
@@ -186,15 +178,6 @@ def test_export(shop: Shop, command: Command, tmp_path: Path) -> None:
     assert (ran.code, ran.out, ran.err) == (0, file.read_text(), "exported 2\n")
     assert json.loads(command("dead", "export", str(file), "--json").out) == {"exported": 2}
     assert len([*shop.ledger.dead()]) == 2
-
-
-def test_export_replaces_nothing_by_mistake(shop: Shop, command: Command, tmp_path: Path) -> None:
-    """Where the name of a consumer is mistyped, the file stays as it was."""
-    shop.fail(ORDER)
-    file = tmp_path / "letters.jsonl"
-    file.write_text("old")
-    assert command("dead", "export", str(file), "--consumer", "shp").code == 2
-    assert file.read_text() == "old"
 
 
 @pytest.mark.parametrize(

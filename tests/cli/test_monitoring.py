@@ -2,26 +2,22 @@
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Got, got
-from tests.conditions import wait_until
 from tests.logs import events_in, of_event
 
 from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
-from oncely.cli.monitoring import _Monitor, monitored
+from oncely.cli.monitoring import monitored
 from oncely.cli.options import Running
 from oncely.consuming import loop
 from oncely.consuming.health import Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.store import Backlog
-from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
 
@@ -102,14 +98,6 @@ def test_who_is_stopping(ask: Ask) -> None:
         assert ask("/live", {"": Health(75.0, None)}).status == 200
 
 
-def test_a_worker_that_has_just_begun(ask: Ask, tmp_path: Path) -> None:
-    """What it has made, and not written yet, keeps nobody from the counts of others."""
-    (tmp_path / "counter_1.db").touch()
-    status, text = ask("/metrics", {"": FINE}, workers={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)})
-    assert status == 200
-    assert "oncely_completed_total" in text
-
-
 def test_what_cannot_be_told(ask: Ask, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error is answered as one, and logged."""
     (tmp_path / "counter_1.db").write_bytes(b"no")
@@ -125,36 +113,6 @@ def test_a_ledger_that_is_away(ask: Ask) -> None:
     assert status == 503
     assert text.startswith("the ledger cannot be reached: StoreUnavailable: db:5432: no route")
     assert "geheim" not in text
-
-
-def test_scrapes_of_a_ledger_that_is_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """However often Prometheus asks, the outage is one line in the log, and its end another."""
-
-    def away(self: MemoryStore) -> dict[str, Backlog]:
-        raise StoreUnavailable("db:5432: no route")
-
-    monitor = _Monitor(Ledger(MemoryStore()), dict, None)
-    with caplog.at_level("INFO", "oncely"):
-        with monkeypatch.context() as patch:
-            patch.setattr(MemoryStore, "backlogs", away)
-            for _ in range(3):
-                assert monitor.answer("/metrics")[0] == 200
-        for _ in range(3):
-            assert "oncely_deferred_waiting 0.0" in monitor.answer("/metrics")[1]
-    assert events_in(caplog) == ["gauges_failed", "gauges_recovered"]
-
-
-def test_the_pulse_of_a_loop() -> None:
-    """It stands still from its last beat on, and is not ready before its broker is reached."""
-    clock = ManualClock()
-    pulse = Pulse(clock=clock)
-    clock.advance(61)
-    assert not pulse.health().is_live
-    pulse.beat()
-    assert pulse.health().is_live
-    assert pulse.health().unready == "the broker has not been reached yet"
 
 
 @pytest.mark.parametrize("received", [0, 1])
@@ -176,38 +134,3 @@ def test_a_consumer_whose_broker_is_lost(
     assert transport.unready[: len(said) + 2] == [*said, lost, lost]
     assert consumer.pulse.health().unready is None
     assert events_in(caplog) == ["broker_unavailable", "broker_available"]
-
-
-class Beats(Pulse):
-    count = 0
-
-    def beat(self) -> None:
-        super().beat()
-        self.count += 1
-
-
-@pytest.mark.parametrize("published", [0, 10])
-def test_a_consumer_beats(published: int) -> None:
-    """Its loop beats while nothing is there to be done, and while all that it takes is at work."""
-    transport = StoreTransport(MemoryStore())
-    transport.publish("orders", [Message(str(n)) for n in range(published)])
-    consumer = Consumer(transport, queue="orders").window(1)
-    consumer.pulse = pulse = Beats()
-
-    stopped = threading.Event()
-
-    def wait_for_beats(_: object = None) -> None:
-        if stopped.is_set():
-            return
-        before = pulse.count
-        wait_until(lambda: pulse.count > before + 20)
-        stopped.set()
-        consumer.stop()
-
-    thread = threading.Thread(target=wait_for_beats)
-    if not published:
-        thread.start()
-    consumer.consume(wait_for_beats)
-    assert pulse.health().unready is None
-    if not published:
-        thread.join()

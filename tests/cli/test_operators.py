@@ -87,16 +87,6 @@ def test_status_as_json(filled: OnFile, command: Command) -> None:
     assert ran.out.count("\n") == 1
 
 
-def test_status_of_the_backlog(sending: OnFile, command: Command) -> None:
-    """One line says what deferred messages wait, where any do."""
-    *_, line, size = command("status").out.splitlines()
-    assert re.fullmatch(r"deferred messages: 1 waiting \(oldest: \d+ s\); 1 set aside", line)
-    assert size.startswith("size ")
-    backlog = json.loads(command("status", "--json").out)["backlog"]
-    assert (backlog["waiting"], backlog["set_aside"]) == (1, 1)
-    assert backlog["lag_s"] > 0
-
-
 def test_status_of_what_waits(
     shop: Shop, at: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,18 +310,6 @@ def test_verdict_of_the_status(shop: Shop, at: OnFile, command: Command) -> None
     assert [each["what"] for each in found["stuck"]] == ["in doubt", "dead letters"]
 
 
-def test_list_takes_what_it_prints(filled: OnFile, command: Command) -> None:
-    """Every word in the column of states finds the records that it stands beside."""
-    found = json.loads(command("list", "--json").out)["records"]
-    assert len(found) == 6
-    _, *lines = rows(command("list").out)
-    assert {line[2] for line in lines} >= {"in doubt", "exhausted", "completed", "handled"}
-    for consumer, id_, word in (line[:3] for line in lines):
-        assert [consumer, id_, word] in [
-            line[:3] for line in rows(command("list", "--state", word).out)
-        ]
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -363,16 +341,6 @@ def test_what_others_wrote_is_shown_as_it_stands(at: OnFile, command: Command) -
     assert ran.code == 0
     everything = out + command("status").out + command("purge").out + "".join(map(str, ran))
     assert all(character.isprintable() or character == "\n" for character in everything)
-
-
-def test_ids_stay_whole(at: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal the error is cut before an id is folded; in a pipe nothing is folded."""
-    at.fail("notification-service", "x" * 48, "a long story. " * 30)
-    assert "x" * 48 in command("list").out
-    assert max(map(len, command("list").out.splitlines())) == 120
-    monkeypatch.delenv("COLUMNS")
-    [line] = [line for line in command("list").out.splitlines() if "x" * 48 in line]
-    assert len(line) > 250
 
 
 def test_what_does_not_fit_is_folded(

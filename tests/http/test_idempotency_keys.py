@@ -35,14 +35,6 @@ def test_what_is_of_one_client_is_not_given_again(drive: Drive, shop: Shop, ledg
     assert base64.b64encode(b"session").decode() not in str(record.result)
 
 
-def test_any_body(drive: Drive, shop: Shop) -> None:
-    """A body comes again as it was, whatever it is."""
-    post = drive()
-    for number, body in enumerate((b"", bytes(range(256)), "é…".encode(), b"a\0b")):
-        shop.answers = [HttpAnswer(201, body=body)]
-        assert post(f'"{number}"').body == post(f'"{number}"').body == body
-
-
 def test_a_large_answer_passes_through(drive: Drive, shop: Shop) -> None:
     """It is not kept: a repetition does not run, and is told so."""
     shop.answers = [HttpAnswer(201, body=b"x" * 1025)]

@@ -233,13 +233,6 @@ def test_challenge_of_slack(ledger: Ledger, post: Posts) -> None:
     assert queued(ledger) == []
 
 
-def test_two_queues(ledger: Ledger) -> None:
-    """Deliveries of two senders, each in a queue of its own, may have one id."""
-    for queue in ("hooks", "others"):
-        hook = http.webhook(ledger, queue=queue, verify=http.github(SECRET))
-        assert by_function(hook, by_github(BODY, "d-1", 0), BODY).status_code == 202
-
-
 def test_store_away(private_postgresql: Any) -> None:
     """A delivery that cannot be stored is to come again, and is stored then."""
     ledger = open_ledger(private_postgresql.url)

@@ -1,6 +1,6 @@
 """What people change is in the audit, on each kind of database; and what they say of a doubt."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from tests.records import granted
 
 from oncely import ops
 from oncely.core.activity import AuditEntry
-from oncely.core.commands import Duplicate, Granted
-from oncely.core.errors import ConfigError, FencedError, StoreUnavailable
+from oncely.core.commands import Granted
+from oncely.core.errors import ConfigError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Claim, Key, Record, State
@@ -79,30 +79,6 @@ def noted(ledger: Ledger) -> list[tuple[str, str, str, str, int | None, int | No
 
 
 # ---- In doubt ----------------------------------------------------------------------------------
-
-
-def test_it_happened(ledger: Ledger) -> None:
-    """What somebody knows to have happened is done; its holder, who was frozen, is fenced."""
-    claim, record = in_doubt(ledger, "1")
-    changed = ops.happened(ledger, [record], by="ann", why="it is on the bill")
-    assert changed == ops.Changed([record.key], [], "ann", "it is on the bill")
-    assert the(ledger, record.key).state is State.COMPLETED
-    with pytest.raises(FencedError):
-        ledger.complete(claim)
-    assert isinstance(ledger.claim(record.key), Duplicate)
-    assert noted(ledger) == [("ann", "happened", "billing", "1", 1, 0, "it is on the bill")]
-
-
-@pytest.mark.parametrize("decide", [ops.happened, ops.not_happened])
-def test_claimed_again_meanwhile(ledger: Ledger, decide: Callable[..., ops.Changed]) -> None:
-    """Of a claim that was granted since it was looked at, nobody has said anything."""
-    _, before = in_doubt(ledger, "1")
-    in_doubt(ledger, "1")
-    changed = decide(ledger, [before], by="ann")
-    [refusal] = changed.refused
-    assert (changed.done, refusal.key) == ([], before.key)
-    assert the(ledger, before.key).state is State.PROCESSING
-    assert noted(ledger)[0][4:6] == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -227,30 +203,6 @@ def test_a_store_without_an_audit() -> None:
 
 
 # ---- One message -------------------------------------------------------------------------------
-
-
-def test_story(ledger: Ledger) -> None:
-    """All that is known of a message, in the order of time, and nothing of others."""
-    key = Key("billing", "1")
-    claim = granted(ledger.claim(key))
-    ledger.keep_step(claim, "charge", {"receipt": 7})
-    ledger.fail(claim, "away, password=secret", final=True)
-    ledger.mailbox.keep([aside("1"), aside("2")])
-    others = [failed(ledger, "2")]
-    ops.forget(ledger, others, by="bob")
-    ops.reset(ledger, [the(ledger, key)], by="ann", why="back")
-    told = ops.story(ledger, key)
-    assert told.audit_is_whole
-    assert [each.what for each in told.chapters if each.what not in ("last seen", "step")] == [
-        "first seen",
-        "waits for its retry",
-        "reset",
-    ]
-    by_name = {each.what: each.details for each in told.chapters}
-    assert by_name["step"] == {"name": "charge"}
-    assert by_name["last seen"]["error"] == "away, password=***"
-    assert (by_name["reset"]["by"], by_name["reset"]["why"]) == ("ann", "back")
-    assert told.as_dict()["story"][0]["what"] == "first seen"
 
 
 def test_story_in_words() -> None:

@@ -189,18 +189,6 @@ def test_rollback_is_noticed(place: Place) -> None:
     assert place.ledger.find(KEY) is None
 
 
-def test_error_of_the_handler_is_told(place: Place) -> None:
-    """After a rollback an error of the handler's own stays what it is."""
-    with (
-        pytest.raises(ZeroDivisionError),
-        place.engine.connect() as connection,
-        place.ledger.transaction(connection) as inbox,
-    ):
-        inbox.claim(KEY)
-        connection.rollback()
-        raise ZeroDivisionError
-
-
 def test_outside_its_block(place: Place) -> None:
     """An inbox is of no use once its block was left, and its transaction may be committed."""
     with place.engine.connect() as connection:
@@ -211,14 +199,6 @@ def test_outside_its_block(place: Place) -> None:
                 call()
         connection.commit()
     assert place.find(KEY).state is State.PROCESSING
-
-
-def test_commit_by_hand_is_noticed(place: Place) -> None:
-    """A COMMIT in the text of a statement cannot be refused; it is noticed."""
-    with pytest.raises(EndedError), place.engine.connect() as connection:
-        with place.ledger.transaction(connection) as inbox:
-            inbox.claim(KEY)
-            connection.exec_driver_sql("COMMIT")
 
 
 # ---- Ended inside: others ----------------------------------------------------------------------

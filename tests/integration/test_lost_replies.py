@@ -16,7 +16,7 @@ from oncely.ledger import Ledger
 T = TypeVar("T")
 
 _WORD = MESSAGE_ID.encode()
-_CHANGE = b"UPDATE processed_messages"
+_CHANGE = b"last_processed_at = "
 """Of the three requests of a claim that meets a record, only the last has it."""
 
 pytestmark = pytest.mark.usefixtures("hurried")

@@ -1,28 +1,20 @@
 """What a process does with a ledger in SQL, as operators see it."""
 
-import hmac
-import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import ledger_url_of
-from tests.records import granted
 
 from oncely import ops
-from oncely.adapters.attempt import Attempt
-from oncely.core.activity import Activity, AuditEntry, Run, Worker, quantile_s
+from oncely.core.activity import AuditEntry, Run, quantile_s
 from oncely.core.commands import ClaimOutcome, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.engine import recording
-from oncely.http import github, webhook
 from oncely.ledger import Ledger, open_ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.turn import Asked, Turn
 
 
 @pytest.fixture
@@ -69,32 +61,6 @@ def _granted_to(outcome: ClaimOutcome) -> Claim | None:
     return outcome.claim if isinstance(outcome, Granted) else None
 
 
-def test_what_a_process_is_seen_as(ledger: Ledger) -> None:
-    """A worker of another framework names itself when it handles something; where it handles for
-    several consumers, it has no name; and a process that is something else stays that.
-    """
-    seen = []
-    for kind, consumer in (("celery", "billing"), ("celery", "mail"), ("pika", "other")):
-        attempt = Attempt(kind, Handling.under(ledger, consumer, Policy()), Turn(Asked("m")))
-        attempt.run(lambda: None)
-        ledger.recorder.tell()
-        [worker] = ledger.operations.workers()
-        seen.append((worker.kind, worker.consumer))
-    assert seen == [("celery", "billing"), ("celery", ""), ("celery", "")]
-
-
-def test_webhooks_are_seen(ledger: Ledger) -> None:
-    """A process that stores deliveries is one of webhooks."""
-    endpoint = webhook(ledger, queue="in", verify=github("secret"))
-    body = b'{"zen": "x"}'
-    signature = "sha256=" + hmac.digest(b"secret", body, "sha256").hex()
-    headers = {"X-Hub-Signature-256": signature, "X-GitHub-Delivery": "d-1"}
-    assert endpoint.receive("POST", headers, body).status == 202
-    ledger.recorder.tell()
-    [worker] = ledger.operations.workers()
-    assert (worker.kind, worker.consumer) == ("webhook", "webhook:in")
-
-
 def test_each_end_counts_once(ledger: Ledger) -> None:
     """A message that is handled, and then completed, is handled once; so is one that is completed
     again, alone or among others; a claim that is given back is not held any more.
@@ -111,18 +77,6 @@ def test_each_end_counts_once(ledger: Ledger) -> None:
     assert billing.handled == sum(billing.seconds) == 4
     [worker] = ledger.operations.workers()
     assert worker.claims == 0
-
-
-def test_seen_soon(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that has begun with something is seen before its first beat: if it is killed, people
-    find what it held.
-    """
-    monkeypatch.setattr(recording, "_ADD_UP_S", 0.01)
-    monkeypatch.setattr(recording, "_ROUNDS", 10**9)
-    ledger.recorder.works_as("consumer", "billing")
-    granted(ledger.claim(Key("billing", "m")))
-    [worker] = wait_until(ledger.operations.workers)
-    assert (worker.kind, worker.claims) == ("consumer", 1)
 
 
 @on_every_database
@@ -151,31 +105,6 @@ def test_retold_after_an_outage(ledger: Ledger, monkeypatch: pytest.MonkeyPatch)
     assert billing.handled == 1
 
 
-def test_told_by_two_threads(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing may tell while the thread does: older totals never replace newer ones."""
-    store = ledger.operations
-    keep, is_first, go_on = type(store).keep_worker, threading.Event(), threading.Event()
-
-    def slowly(self: Any, worker: Worker, activity: Sequence[Activity]) -> None:
-        if not is_first.is_set():
-            is_first.set()
-            go_on.wait(LIMIT_S)
-        keep(self, worker, activity)
-
-    monkeypatch.setattr(type(store), "keep_worker", slowly)
-    _complete(ledger, "m1")
-    first = threading.Thread(target=ledger.recorder.tell)
-    first.start()
-    assert is_first.wait(LIMIT_S)
-    _complete(ledger, "m2")
-    second = threading.Thread(target=ledger.recorder.tell)
-    second.start()
-    go_on.set()
-    first.join(LIMIT_S)
-    second.join(LIMIT_S)
-    assert sum(each.handled for each in ledger.operations.activity(0)) == 2
-
-
 def test_closed_while_the_store_answers_nobody(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,24 +126,6 @@ def _complete(ledger: Ledger, message_id: str) -> None:
     outcome = ledger.claim(Key("billing", message_id))
     assert isinstance(outcome, Granted)
     ledger.complete(outcome.claim)
-
-
-@on_every_database
-def test_activity_for_operators(ledger: Ledger) -> None:
-    """Rates of the hour and the day, the periods of the day, and who is alive."""
-    outcome = ledger.claim(Key("billing", "m"))
-    assert isinstance(outcome, Granted)
-    ledger.complete(outcome.claim)
-    ledger.recorder.works_as("consumer", "billing")
-    ledger.recorder.tell()
-    found = ops.activity(ledger)
-    assert found.hour["billing"].handled == found.day["billing"].handled == 1
-    assert sum(point.handled for point in found.points) == 1
-    assert len(found.points) in (288, 289)
-    json.dumps(found.as_dict())
-    [seen] = ops.workers(ledger)
-    assert seen.is_alive
-    assert (seen.worker.kind, seen.worker.consumer) == ("consumer", "billing")
 
 
 @on_every_database

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from threading import Barrier
@@ -96,13 +95,6 @@ def leave_at_bad(message: oncely.Message) -> None:
     work(message)
     if message.get("bad"):
         os._exit(0)
-
-
-def fork_and_exit(message: oncely.Message) -> None:
-    """A child that leaves as if it was a program of its own."""
-    if os.fork() == 0:
-        sys.exit(0)
-    work(message)
 
 
 _MEETING = 8
@@ -211,16 +203,6 @@ def book_and_be_killed(message: oncely.Message, session: Any) -> None:
     book(message, session)
     assert message.claim is not None
     if message.get("breaks") and message.claim.attempts == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fork_and_be_killed(message: oncely.Message) -> None:
-    """A child that lives on, and the end of this process."""
-    if message.get("bad") and os.fork() == 0:
-        wait_for_go(message)
-        os._exit(0)
-    work(message)
-    if message.get("bad"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

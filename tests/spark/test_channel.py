@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,19 +61,6 @@ def open_files() -> int:
 
 
 # ---- Strangers ---------------------------------------------------------------------------------
-
-
-def test_closed_while_callers_come(caplog: pytest.LogCaptureFixture) -> None:
-    """Their connections are closed, too, however far they have come; and no error is logged."""
-    for number in range(40):
-        channel = DriverChannel("127.0.0.1")
-        with ExitStack() as strangers:
-            callers = [strangers.enter_context(connect(channel)) for _ in range(number % 4 + 1)]
-            channel.close()
-            for caller in callers:
-                with suppress(ConnectionResetError):
-                    assert len(caller.makefile("rb").read()) in (0, 32)
-    assert events_in(caplog) == []
 
 
 def test_many_silent_callers_hold_up_nobody(driver: DriverChannel) -> None:
@@ -212,45 +199,6 @@ def test_a_killed_task_is_not_waited_for(
     waited.start()
     waited.join(120)
     assert not waited.is_alive()
-
-
-def test_only_whole_attempts_count_as_progress(driver: DriverChannel) -> None:
-    """What an attempt had counted that came to no end is not counted beside its successor."""
-    broken = TaskChannel(driver.address, driver.token)
-    broken.report(Counts(received=5))
-    wait_until(lambda: driver.progress().received == 5)
-    broken.close()
-    whole = TaskChannel(driver.address, driver.token)
-    whole.close(Counts(received=7))
-    driver.stop(30.0)
-    assert driver.progress().received == 7
-    report_batch(driver.address, driver.token, Counts(received=7))
-    assert driver.progress() == driver.committed() == Counts(received=7)
-
-
-def test_two_attempts_of_a_task_count_once(driver: DriverChannel) -> None:
-    """Those that run at once, and one whose end Spark did not hear of."""
-    first = TaskChannel(driver.address, driver.token, "batch-0")
-    first.close(Counts(received=5))
-    second = TaskChannel(driver.address, driver.token, "batch-0")
-    second.report(Counts(received=3))
-    second.close(Counts(received=5))
-    TaskChannel(driver.address, driver.token, "batch-1").close(Counts(received=2))
-    assert driver.progress().received == 7
-
-
-def test_stop_reaches_a_task_that_outlived_its_batch(driver: DriverChannel) -> None:
-    """A second attempt hears of a stop too, and its counts are not counted again."""
-    zombie = TaskChannel(driver.address, driver.token)
-    report_batch(driver.address, driver.token, Counts(received=4))
-    zombie.report(Counts(received=4))
-    stopped = threading.Thread(target=driver.stop, args=[60.0])
-    stopped.start()
-    assert zombie.stopping.wait(120)
-    zombie.close(Counts(received=4))
-    stopped.join(120)
-    assert not stopped.is_alive()
-    assert driver.progress() == Counts(received=4)
 
 
 def test_where_it_listens_and_what_is_called() -> None:

@@ -10,12 +10,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from tests.conformance.conftest import url_of
 from tests.records import granted
-from tests.servers import free_port
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
 from tests.turns import in_turn
 
-from oncely import Ledger, Message, MessageError, Record, Relay, State, open_ledger
-from oncely.core.record import idempotency_key
+from oncely import Ledger, Message, Record, Relay, State, open_ledger
 from oncely.spark.sink.counts import Counts
 from oncely.transports.open_transport import open_transport
 
@@ -83,23 +81,6 @@ def test_steps_are_passed_over(url: str, tmp_path: Path) -> None:
         assert [record_of(ledger, id_).result for id_ in "ab"] == [1, 2]
 
 
-def test_what_a_handler_knows(run: Run) -> None:
-    """Its claim, and keys for outside services that are the same in every try."""
-    seen: list[tuple[int, int, str, str]] = []
-
-    def handle(message: Message) -> None:
-        claim = message.claim
-        assert claim is not None
-        key = message.step("ask", lambda: message.idempotency_key)
-        seen.append((claim.fence, claim.attempts, message.idempotency_key, key))
-        if claim.attempts == 1:
-            raise ValueError("not yet")
-
-    assert run(handle, "a", drains=True, backoff="10ms").handled == 1
-    key = idempotency_key(key_of("a"))
-    assert seen == [(1, 1, key, key), (2, 2, key, key)]
-
-
 @pytest.fixture
 def queue(tmp_path: Path) -> str:
     """Where the queue `receipts` is: nobody who sends makes it."""
@@ -142,15 +123,6 @@ def test_a_task_sends_where_it_is_told_to(
     assert ledger.counts() == {("tests", State.COMPLETED): 30}
 
 
-@pytest.mark.in_turn("long on Spark")
-def test_a_broker_that_is_away_stops_nothing(run: Run, ledger: Ledger) -> None:
-    """What cannot be sent is stored, for a relay."""
-    away = f"amqp://guest:guest@127.0.0.1:{free_port()}/"
-    counts = run(lambda message: message.send("receipts", {}), "a", "b", transport=away)
-    assert counts.handled == 2
-    assert ledger.mailbox.backlog().waiting == 2
-
-
 def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, queue: str) -> None:
     """The next task that meets the message sends; its handler does not run again."""
 
@@ -162,14 +134,6 @@ def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, queue: str)
     assert (again.handled, again.duplicates_ledger) == (0, 2)
     assert len(received(queue)) == 2
     assert ledger.counts() == {("tests", State.COMPLETED): 2}
-
-
-def test_nothing_is_sent_after_the_end(run: Run) -> None:
-    """What a handler leaves behind has no steps, and sends nothing."""
-    kept: list[Message] = []
-    assert run(kept.append, "a").handled == 1
-    with pytest.raises(MessageError, match="no message is being processed"):
-        kept[0].send("receipts", {})
 
 
 # ---- Fences ------------------------------------------------------------------------------------
@@ -195,24 +159,6 @@ def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, ledger_url:
 
 
 # ---- In doubt ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "counted"),
-    [("retry", "handled"), ("hold", "in_doubt"), ("dead_letter", "failed")],
-)
-def test_what_is_in_doubt(run: Run, ledger: Ledger, policy: str, counted: str) -> None:
-    """A claim that ran out leads to what the policy says, and is counted as that."""
-    granted(ledger.claim(key_of("a"), "1ms"))
-    ran: list[int] = []
-
-    def handle(message: Message) -> None:
-        assert message.claim is not None
-        ran.append(message.claim.fence)
-
-    counts = run(handle, "a", on_in_doubt=policy).as_dict()
-    assert counts[counted] == 1
-    assert ran == ([2] if policy == "retry" else [])
 
 
 @pytest.mark.parametrize("on_in_doubt", ["tests.spark.tasks:probe", "hold", "retry"])
@@ -241,23 +187,6 @@ def test_a_crash_in_the_midst_of_a_chunk(url: str, tmp_path: Path, on_in_doubt: 
             case _:
                 assert sorted(effects) == ids
                 assert (counts.handled, counts.duplicates_input) == (7, 3)
-
-
-def test_a_message_that_kills_is_given_up(url: str, tmp_path: Path) -> None:
-    """Whoever kills its worker is failed in the end, and the others are handled."""
-    use(tmp_path)
-
-    def handle(message: Message) -> None:
-        if message.id == "b":
-            append(message)
-
-    def work() -> None:
-        run_task(open_ledger(url), handle, tmp_path, ["a", "b", "c"], lease="300ms", tries="2")
-
-    for ledger in opened(url):
-        assert [is_killed_at("in_handler", 1, work) for _ in range(3)] == [True, True, False]
-        assert record_of(ledger, "b").exhausted
-        assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
 
 
 # ---- Too old -----------------------------------------------------------------------------------

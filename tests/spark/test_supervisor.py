@@ -1,8 +1,5 @@
 """A task in a handler's process, without Spark: what its supervisor does when something breaks."""
 
-import os
-import signal
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -12,14 +9,11 @@ from pyarrow import RecordBatch
 from tests.records import granted
 from tests.spark.conftest import HERE, Effects
 
-from oncely import Ledger, State
+from oncely import Ledger
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
 from oncely.spark.handler_process.supervisor import TaskSupervisor
-from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.journal import Entry
-from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions, read_options
 
@@ -51,32 +45,6 @@ def run(options: SinkOptions, rows: Iterable[RecordBatch]) -> Counts:
     return counts
 
 
-def test_deaths_one_after_another(
-    options: Mapping[str, str],
-    ledger: Ledger,
-    effects: Effects,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What a process had begun is known to the next but one."""
-    once, whole = tmp_path / "once", LeasedTask._inherit
-
-    def inherit(task: LeasedTask, row: Row, entry: Entry) -> bool:
-        if not once.exists():
-            once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return whole(task, row, entry)
-
-    monkeypatch.setattr(LeasedTask, "_inherit", inherit)
-    rows = batches(effects, ("a", "{}"), ("b", BAD), ("c", "{}"), ("d", "{}"))
-    read = read_options({**options, "handler": "handlers:kill_at_bad", "tries": "1"})
-    counts = run(read, rows)
-    assert once.exists()
-    assert (counts.received, counts.handled, counts.failed) == (4, 3, 1)
-    assert effects.per_message() == {"a": 1, "b": 1, "c": 1, "d": 1}
-    assert ledger.counts() == {("tests", State.COMPLETED): 3, ("tests", State.FAILED): 1}
-
-
 def test_a_process_that_cannot_begin(options: Mapping[str, str], tmp_path: Path) -> None:
     """Where it dies before any handler runs, that is told, and not tried for ever."""
     (tmp_path / "deadly.py").write_text("import os\nos._exit(7)\n")
@@ -84,48 +52,6 @@ def test_a_process_that_cannot_begin(options: Mapping[str, str], tmp_path: Path)
     rows = batches(Effects(tmp_path / "log"), ("a", "{}"))
     with pytest.raises(OncelyError, match="exited with 7, 3 times"):
         run(read_options(given), rows)
-
-
-def test_a_quarantine_that_breaks(
-    options: Mapping[str, str], effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its error is the task's, and no death of the process; the next task goes on."""
-    read = read_options({**options, "handler": "handlers:work"})
-    rows = batches(effects, ("a", "{}"), (None, "{}"), ("b", "{}"), ("c", "{}"))
-    with monkeypatch.context() as broken:
-
-        def break_(_: Quarantine, __: Mapping[str, str | None]) -> None:
-            raise OSError("the disk is full")
-
-        broken.setattr(Quarantine, "add_entry", break_)
-        with pytest.raises(OSError, match="the disk is full"):
-            run(read, rows)
-    counts = run(read, rows)
-    assert (counts.settled, counts.quarantined.total()) == (4, 1)
-    assert effects.per_message() == Counter("abc")
-
-
-def test_an_input_that_breaks(options: Mapping[str, str], effects: Effects) -> None:
-    """What Spark raises instead of giving rows comes through; what was handled is stored."""
-
-    def give() -> Iterator[RecordBatch]:
-        yield from batches(effects, ("a", "{}"), ("b", "{}"))
-        raise KeyError("spark")
-
-    read = read_options({**options, "handler": "handlers:work"})
-    with pytest.raises(KeyError, match="spark"):
-        TaskSupervisor(read, Quarantine(read.quarantine, "batch"), "batch-0").run(give())
-    assert run(read, batches(effects, ("a", "{}"), ("b", "{}"))).handled == 0
-    assert effects.per_message() == {"a": 1, "b": 1}
-
-
-def test_a_copy_of_what_is_in_doubt(options: Mapping[str, str], effects: Effects) -> None:
-    """It is in doubt, too: that the task has asked for its id before gives it no claim."""
-    given = {**options, "handler": "handlers:kill_at_bad", "on_in_doubt": "hold", "chunk": "2"}
-    rows = batches(effects, ("k", BAD), ("a", "{}"), ("b", "{}"), ("k", BAD), ("c", "{}"))
-    counts = run(read_options(given), rows)
-    assert (counts.handled, counts.in_doubt) == (3, 2)
-    assert effects.per_message() == {"k": 1, "a": 1, "b": 1, "c": 1}
 
 
 def test_neighbours_of_one_that_kills(options: Mapping[str, str], effects: Effects) -> None:
@@ -149,16 +75,6 @@ def test_what_was_taken_and_not_begun(
     counts = run(held, rows)
     assert (counts.received, counts.handled, counts.in_doubt) == (6, 5, 1)
     assert effects.per_message() == dict.fromkeys("abcdef", 1)
-
-
-def test_a_child_that_lives_on(options: Mapping[str, str], effects: Effects) -> None:
-    """It does not hold the line of the process that has died."""
-    given = {**options, "handler": "handlers:fork_and_be_killed", "tries": "1"}
-    rows = batches(effects, ("a", BAD), ("b", "{}"))
-    counts = run(read_options(given), rows)
-    assert (counts.handled, counts.failed) == (1, 1)
-    # Whoever waits for the line to end would wait for the child, which waits for this.
-    (effects.path.parent / "go").touch()
 
 
 def test_rows_that_wait_hold_nothing_else(

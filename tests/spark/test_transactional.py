@@ -15,7 +15,7 @@ from tests.records import granted
 from tests.spark.tasks import at_once, batches_of, book, is_killed_at, key_of, run_task, task_of
 from tests.turns import in_turn
 
-from oncely import Message, Record, Reject, Retry, State, open_ledger
+from oncely import Message, Record, Retry, State, open_ledger
 from oncely._util.crash_points import arm, disarm
 from oncely.core.errors import ConfigError, ContentionError
 from oncely.spark.modes.open_task import open_task
@@ -127,21 +127,6 @@ def test_one_that_fails_is_alone(place: Place) -> None:
     tried.clear()
     assert place.run(handle, "b").failed == 1
     assert not tried
-
-
-def test_what_is_rejected_is_set_aside(here: Place) -> None:
-    """What a handler wrote before it rejected is not stored; the next delivery is set aside too."""
-
-    def handle(message: Message, session: Any) -> None:
-        book(message, session)
-        if message.id == "b":
-            raise Reject("no such account")
-
-    for handled in (2, 0):
-        counts = here.run(handle, "a", "b", "c")
-        assert (counts.handled, counts.quarantined) == (handled, {"no such account": 1})
-    assert here.effects() == {"a": 1, "c": 1}
-    assert here.record("b").exhausted
 
 
 def test_results_and_steps(place: Place) -> None:
@@ -260,19 +245,6 @@ def test_nothing_is_locked_while_it_waits(place: Place) -> None:
     assert place.effects() == {"a": 1, "b": 1, "c": 1}
 
 
-@pytest.mark.parametrize(("finding", "handled"), [("happened", 0), ("not_happened", 1)])
-def test_what_another_mode_left_in_doubt(
-    here: Place, monkeypatch: pytest.MonkeyPatch, finding: str, handled: int
-) -> None:
-    """A lease that ran out is in doubt here too: the policy says what follows."""
-    granted(here.ledger.claim(key_of("a"), "1ms"))
-    monkeypatch.setattr("tests.spark.tasks.probe", lambda _: finding)
-    assert here.run(book, "a", on_in_doubt="hold").in_doubt == 1
-    counts = here.run(book, "a", on_in_doubt="tests.spark.tasks:probe", since="0")
-    assert (counts.handled, counts.duplicates_input) == (handled, 1 - handled)
-    assert here.effects().total() == handled
-
-
 def test_a_task_that_is_stopped(here: Place) -> None:
     """What it was at is undone: nothing is left claimed, and the next run can start at once."""
     channel = TaskChannel(None, "")
@@ -315,17 +287,6 @@ def test_a_crash_doubles_nothing(place: Place, point: str, nth: int, stored: int
 
 
 # ---- Settings ----------------------------------------------------------------------------------
-
-
-def test_a_secret_redis_is_refused(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is one whose URL only the task can read; it does not show there."""
-    monkeypatch.setenv("LEDGER_URL", "redis://:hunter2@localhost/0")
-    options = {"mode": "transactional", "consumer": "tests", "ledger": "env:LEDGER_URL"}
-    read = read_options(options | {"handler": "tests.spark.tasks:book"})
-    quarantine = Quarantine(str(here.folder), "0")
-    with pytest.raises(ConfigError, match="redis has no transactions") as refused:
-        open_task(read, quarantine, TaskChannel(None, ""))
-    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,17 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
-from tests.meddling import MeddlingStore
-from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, task_of, use
+from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, use
 
 from oncely import (
     FencedError,
     Ledger,
     Message,
     Retry,
-    State,
-    StoreUnavailable,
-    Unrecoverable,
     open_ledger,
 )
 from oncely.core.waiting import retries_of
-from oncely.spark.modes.due_retries import DueRetries
-from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.stores.memory_store import MemoryStore
 from oncely.stores.open_store import open_sessions
 
 Run = Callable[..., Counts]
@@ -85,27 +78,6 @@ def test_a_later_task_takes_what_is_due(run: Run, ledger: Ledger) -> None:
     counts = run(handle, b)
     assert (counts.received, counts.handled, counts.waiting) == (2, 2, 0)
     assert ran == [1, 1, 2]
-
-
-def test_what_was_taken_when_it_is_told_to_stop(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is there for the next task at once."""
-    queue = retries_of(CONSUMER)
-    run_task(ledger, fail, tmp_path, ["a", "b"], backoff="300ms")
-    wait_until(lambda: ledger.mailbox.free_in_s(queue) == 0)
-    channel, take = TaskChannel(None, ""), DueRetries.take
-
-    def take_and_stop(retries: DueRetries, most: int, *, at_once: bool) -> Any:
-        taken = take(retries, most, at_once=at_once)
-        channel.stopping.set()
-        return taken
-
-    monkeypatch.setattr(DueRetries, "take", take_and_stop)
-    with pytest.raises(Stopped):
-        task_of(ledger, fail, tmp_path, channel, lease="5m").run([])
-    assert ledger.mailbox.free_in_s(queue) == 0
-    assert [waiting.attempts for waiting in ledger.waiting()] == [1, 1]
 
 
 def test_a_redelivery_of_what_waits_waits(run: Run) -> None:
@@ -176,16 +148,6 @@ def test_whatever_a_handler_raises_is_a_failure(
     assert (record.attempts, record.exhausted) == (2, True)
 
 
-def test_what_is_unrecoverable_is_not_tried_again(run: Run, ledger: Ledger) -> None:
-    """One try is enough."""
-
-    def give_up(message: Message) -> None:
-        raise Unrecoverable("no such account")
-
-    assert run(give_up, "a").failed == 1
-    assert [letter.attempts for letter in ledger.dead()] == [1]
-
-
 @pytest.mark.in_turn("Spark is killed")
 @pytest.mark.parametrize("way", ["exit", "return", "raise"])
 def test_a_forked_child_goes_no_further(run: Run, tmp_path: Path, way: str) -> None:
@@ -206,22 +168,3 @@ def test_a_forked_child_goes_no_further(run: Run, tmp_path: Path, way: str) -> N
 
     assert run(handle, *"abcdef").handled == 6
     assert Counter(log.read_text().split()) == dict.fromkeys("abcdef", 1)
-
-
-def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
-    """No handler runs meanwhile, no attempt is spent, and the task goes on when it is back."""
-    store = MeddlingStore(MemoryStore())
-    ledger = Ledger(store)
-    away = iter(range(5))
-
-    def be_away() -> None:
-        for _ in away:
-            raise StoreUnavailable("for a while")
-
-    def work(message: Message) -> None:
-        assert message.claim is not None
-        assert message.claim.attempts == 1
-
-    store.meddle = be_away
-    assert run_task(ledger, work, tmp_path, ["a", "b"], tries="1").handled == 2
-    assert ledger.counts() == {(CONSUMER, State.COMPLETED): 2}

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -99,6 +100,15 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def live() -> Ledger:
     """A ledger in memory by the machine's own clock: what waits there comes back by itself."""
     return Ledger(MemoryStore())
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def any_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    """An empty ledger that needs no server."""
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'ledger.db'}"}
+    with closing(open_ledger(urls[request.param])) as ledger:
+        ledger.migrate()
+        yield ledger
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -19,10 +20,10 @@ from oncely.core.commands import (
     Granted,
     Handled,
 )
+from oncely.core.errors import StoreError
 from oncely.core.record import Claim, Key, State
 from oncely.engine import group_commit
 from oncely.ledger import Ledger
-from oncely.testing import at_once
 
 T = TypeVar("T")
 
@@ -112,27 +113,6 @@ def test_tasks_go_together(calls: AsyncLedger, meddling: MeddlingStore) -> None:
     assert meddling.calls == ["insert", "update"]
 
 
-def test_loops_and_threads_race(calls: AsyncLedger, ledger: Ledger) -> None:
-    """Loops and threads that claim and complete the same keys handle each exactly once."""
-    keys = keys_of(100)
-
-    def in_thread() -> int:
-        claims = [o.claim for key in keys if isinstance(o := ledger.claim(key), Granted)]
-        for claim in claims:
-            ledger.complete(claim)
-        return len(claims)
-
-    async def in_loop() -> int:
-        outcomes = await asyncio.gather(*map(calls.claim, keys))
-        claims = [outcome.claim for outcome in outcomes if isinstance(outcome, Granted)]
-        await asyncio.gather(*map(calls.complete, claims))
-        return len(claims)
-
-    handled = at_once(8, lambda n: in_thread() if n % 2 else run(in_loop()))
-    assert sum(handled) == len(keys)
-    assert ledger.counts() == {("billing", State.COMPLETED): len(keys)}
-
-
 @pytest.mark.usefixtures("stalls")
 @pytest.mark.parametrize("by", ["thread", "task"])
 def test_stalled_batch(
@@ -152,6 +132,64 @@ def test_stalled_batch(
         assert isinstance(await stalled, Granted)
 
     run(main())
+
+
+def test_thread_that_is_ended(
+    ledger: Ledger, meddling: MeddlingStore, stall: Stall, waiting: threading.Semaphore
+) -> None:
+    """Where the thread that carries out the calls of others is ended, they are told, each by an
+    error of its own; the next call goes on.
+    """
+
+    def end() -> None:
+        raise SystemExit(3)
+
+    first, *others = keys_of(4)
+    with ThreadPoolExecutor(4) as pool:
+        stalled = pool.submit(ledger.claim, first)
+        assert stall.reached.wait(LIMIT_S)
+        waits = []
+        for key in others:
+            waits.append(pool.submit(ledger.claim, key))
+            assert waiting.acquire(timeout=LIMIT_S)
+        meddling.once(end)
+        stall.go_on.set()
+        granted(stalled.result(LIMIT_S))
+        errors = [each.exception(LIMIT_S) for each in waits]
+    assert [type(error) for error in errors] == [SystemExit, StoreError, StoreError]
+    assert errors[1] is not errors[2]
+    granted(ledger.claim(others[0]))
+
+
+def test_no_thread_can_be_started(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a task needs a thread and none can be started, it is told; a thread needs none."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, second, third = keys_of(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StoreError, match="can't start new thread"):
+            run(AsyncLedger(ledger).claim(first))
+        granted(ledger.claim(second))
+    granted(run(AsyncLedger(ledger).claim(third)))
+
+
+def test_error_of_one(calls: AsyncLedger, meddling: MeddlingStore) -> None:
+    """Where one of several that go together cannot be stored, that is its caller's error alone."""
+    refusals = iter([True, False, False, True])  # All together, and then one by one.
+
+    def refuse() -> None:
+        if next(refusals, False):
+            raise StoreError("it is too large")
+
+    meddling.meddle = refuse
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*map(calls.claim, keys_of(5)), return_exceptions=True)
+
+    assert [type(each) for each in run(main())] == [Granted] * 2 + [StoreError] + [Granted] * 2
 
 
 # ---- Cancelled ---------------------------------------------------------------------------------

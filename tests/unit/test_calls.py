@@ -1,24 +1,21 @@
-"""The ledger's calls, as they are and as coroutines; those for deferred messages and steps."""
+"""The ledger's calls, as they are and as coroutines."""
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from tests.meddling import MeddlingStore
 from tests.records import granted
 
 from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import Busy, Duplicate, Fenced, Written
 from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedError
 from oncely.core.message import Message
-from oncely.core.record import Claim, Key, State
+from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger, open_ledger
-from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 
 
@@ -51,40 +48,7 @@ def calls(request: pytest.FixtureRequest, ledger: Ledger) -> Ledger:
     return ledger if request.param == "ledger" else cast(Ledger, Awaited(ledger))
 
 
-def deferred(
-    parent: Key,
-    id_: str,
-    destination: str = "mails",
-    *,
-    key: str | None = None,
-    delay_s: float = 0.0,
-    position: int = 0,
-) -> WaitingMessage:
-    """A message that was sent while `parent` was handled."""
-    message = Message(id_, key=key)
-    return WaitingMessage(id_, destination, message, parent, position, delay_s)
-
-
-def handled(calls: Ledger, message_id: str, *messages: WaitingMessage, result: Any = None) -> Claim:
-    """The claim on a message whose handler has succeeded, and has deferred these."""
-    claim = granted(calls.claim(Key("billing", message_id), "60s"))
-    return calls.handled(claim, result, messages)
-
-
-def ids(messages: Sequence[WaitingMessage]) -> list[str]:
-    return [message.id for message in messages]
-
-
-def state(calls: Ledger, key: Key) -> State:
-    record = calls.find(key)
-    assert record is not None
-    return record.state
-
-
 ONE, TWO = Key("billing", "one"), Key("billing", "two")
-
-
-# ---- Every call ---------------------------------------------------------------------------------
 
 
 def keys_of(number: int) -> list[Key]:
@@ -184,181 +148,16 @@ def test_single_forms_raise(calls: Ledger, clock: ManualClock) -> None:
         calls.complete(claim, object())
 
 
-# ---- Deferring ---------------------------------------------------------------------------------
-
-
-def test_deferred_with_handled(calls: Ledger) -> None:
-    """What is deferred is stored with `handled`, and waits in the order of sending."""
-    late, soon = deferred(ONE, "late", position=2), deferred(ONE, "soon", position=1)
-    claim = handled(calls, "one", late, soon, result={"receipt": 7})
-    assert claim.state is State.HANDLED
-    record = calls.find(ONE)
-    assert record is not None
-    assert (record.version, record.result) == (claim.version, {"receipt": 7})
-    waiting = calls.mailbox.deferred(ONE)
-    assert [replace(message, number=None) for message in waiting] == [soon, late]
-    assert calls.mailbox.deferred(TWO) == []
-
-
-def test_deferred_by_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
-    """Whose claim is not the newest defers nothing."""
-    old = granted(calls.claim(ONE, "60s"))
-    clock.advance(61)
-    granted(calls.claim(ONE, "60s"))
-    with pytest.raises(FencedError):
-        calls.handled(old, None, [deferred(ONE, "a")])
-    assert calls.mailbox.deferred(ONE) == []
-
-
-def test_deferred_by_many(calls: Ledger, clock: ManualClock) -> None:
-    """Of many claims each has its outcome, and its messages where it is the newest."""
-    keys = [Key("billing", str(n)) for n in range(3)]
-    claims = [granted(outcome) for outcome in calls.claim_many(keys, "60s")]
-    clock.advance(61)
-    granted(calls.claim(keys[1]))
-    messages = [[deferred(key, f"{key.message_id}-{n}") for n in range(2)] for key in keys]
-    outcomes = calls.handled_many(claims, ["a", "b", "c"], messages)
-    assert [type(outcome) for outcome in outcomes] == [Written, Fenced, Written]
-    assert [ids(calls.mailbox.deferred(key)) for key in keys] == [
-        ["0-0", "0-1"],
-        [],
-        ["2-0", "2-1"],
-    ]
-
-
-def test_deferred_once(calls: Ledger) -> None:
-    """The same `handled` again, its first answer lost, defers nothing a second time."""
-    messages = [deferred(ONE, "a"), deferred(ONE, "b")]
-    claim = granted(calls.claim(ONE))
-    calls.handled(claim, "first", messages)
-    calls.handled(claim, "second", messages)
-    assert ids(calls.mailbox.deferred(ONE)) == ["a", "b"]
-
-
 def test_handled_again_after_it_was_sent(calls: Ledger) -> None:
     """The first answer is lost, and a relay is faster than the second try: what it has sent is
     not sent once more, and a completed message has none that wait.
     """
     claim = granted(calls.claim(ONE))
-    messages = [deferred(ONE, "a"), deferred(ONE, "b")]
+    messages = [WaitingMessage(id_, "mails", Message(id_), ONE) for id_ in "ab"]
     calls.handled(claim, "first", messages)
     calls.mailbox.sent(calls.mailbox.take(10, "30s"))
     calls.handled(claim, "second", messages)
     assert calls.mailbox.deferred(ONE) == []
-
-
-def test_result_that_is_no_json(calls: Ledger) -> None:
-    """A result that is not JSON is refused before anything is stored, a step's too."""
-    claim = granted(calls.claim(ONE))
-    with pytest.raises(MessageError, match="JSON"):
-        calls.handled(claim, object(), [deferred(ONE, "a")])
-    with pytest.raises(MessageError, match="JSON"):
-        calls.keep_step(claim, "charge", object())
-    assert state(calls, ONE) is State.PROCESSING
-    assert (calls.mailbox.deferred(ONE), calls.steps(ONE)) == ([], {})
-
-
-def test_nothing_deferred_costs_one_write(ledger: Ledger, meddling: MeddlingStore) -> None:
-    """Where no message was sent, `handled` is one write, for one and for many."""
-    first, *claims = [granted(o) for o in ledger.claim_many([ONE, TWO, Key("billing", "three")])]
-    meddling.calls.clear()
-    ledger.handled(first)
-    ledger.handled_many(claims, deferred=[[], []])
-    assert meddling.calls == ["update", "update"]
-
-
-# ---- Sent, and refused -------------------------------------------------------------------------
-
-
-def test_sent_completes_with_the_last(calls: Ledger) -> None:
-    """A message is completed when the last of what it deferred is sent; its result stays."""
-    handled(calls, "one", deferred(ONE, "a"), deferred(ONE, "b"), result="kept")
-    first, last = calls.mailbox.take(10, "30s")
-    calls.mailbox.sent([first])
-    calls.mailbox.sent([first])
-    assert (state(calls, ONE), ids(calls.mailbox.deferred(ONE))) == (State.HANDLED, ["b"])
-    calls.mailbox.sent([last])
-    calls.mailbox.sent([last])
-    outcome = calls.claim(ONE)
-    assert isinstance(outcome, Duplicate)
-    assert outcome.record.result == "kept"
-
-
-def test_sent_of_many_parents(calls: Ledger) -> None:
-    """Of several messages those are completed of which nothing waits any more."""
-    handled(calls, "one", deferred(ONE, "a"))
-    handled(calls, "two", deferred(TWO, "b"), deferred(TWO, "c"))
-    a, b, _ = calls.mailbox.take(10, "30s")
-    calls.mailbox.sent([b, a])
-    assert (state(calls, ONE), state(calls, TWO)) == (State.COMPLETED, State.HANDLED)
-
-
-# ---- What becomes of it ------------------------------------------------------------------------
-
-
-def test_refused_forget_takes_nothing(calls: Ledger) -> None:
-    """Where the record stays, its steps stay."""
-    calls.keep_step(granted(calls.claim(ONE, "60s")), "charge", 7)
-    with pytest.raises(RefusedError):
-        calls.forget(ONE)
-    assert calls.steps(ONE) == {"charge": 7}
-
-
-# ---- Steps -------------------------------------------------------------------------------------
-
-
-def test_steps(calls: Ledger, clock: ManualClock) -> None:
-    """A finished step keeps its first result, also None, for the next attempt and after."""
-    claim = granted(calls.claim(ONE, "60s"))
-    calls.keep_step(claim, "charge", {"receipt": [7, "é"]})
-    calls.keep_step(claim, "charge", "second")
-    calls.keep_step(claim, "log", None)
-    clock.advance(61)
-    claim = granted(calls.claim(ONE, "60s"))
-    assert calls.steps(ONE) == {"charge": {"receipt": [7, "é"]}, "log": None}
-    assert calls.steps(TWO) == {}
-    calls.complete(claim)
-    assert set(calls.steps(ONE)) == {"charge", "log"}
-
-
-def test_step_of_an_old_claim(calls: Ledger, clock: ManualClock) -> None:
-    """Whose claim is not the newest, or has come to its end, keeps no step."""
-    old = granted(calls.claim(ONE, "60s"))
-    clock.advance(61)
-    claim = granted(calls.claim(ONE, "60s"))
-    with pytest.raises(FencedError):
-        calls.keep_step(old, "charge", 1)
-    calls.handled(claim)
-    with pytest.raises(FencedError):
-        calls.keep_step(claim, "charge", 2)
-    assert calls.steps(ONE) == {}
-
-
-def test_keys_are_checked(calls: Ledger) -> None:
-    """A key that can identify no message is refused."""
-    for call in (calls.mailbox.deferred, calls.steps, calls.count_delivery):
-        with pytest.raises(MessageError, match="empty id"):
-            call(Key("billing", ""))
-
-
-# ---- Waiting -----------------------------------------------------------------------------------
-
-
-def test_waiting_goes_on_beside_other_calls(clock: ManualClock) -> None:
-    """Calls that defer nothing do not end the wait: two relays would keep each other awake."""
-    ledger = Ledger(MemoryStore(clock))
-    handled(ledger, "one", deferred(ONE, "a", delay_s=60))
-    store = ledger._store
-    assert isinstance(store, MemoryStore)
-    before = store.notifications.count
-    ledger.find(ONE)
-    ledger.mailbox.take(10, "1s")
-    assert store.notifications.count == before
-    handled(ledger, "two", deferred(TWO, "b"))
-    assert store.notifications.count > before
-
-
-# ---- Transactions ------------------------------------------------------------------------------
 
 
 def test_no_transaction_to_join(ledger: Ledger, redis_url: str) -> None:

@@ -94,12 +94,6 @@ def test_names_of_headers() -> None:
     )
 
 
-def test_prefix_of_amqp_with_a_colon() -> None:
-    """AMQP's older prefix is read as its newer one."""
-    headers = {name.replace("ce-", "cloudEvents:"): value for name, value in BINARY.items()}
-    assert Message.from_cloudevent(headers, b"").id == '["/shop","17"]'
-
-
 @pytest.mark.parametrize(
     ("written", "read"),
     [

@@ -48,16 +48,6 @@ def test_each_message_once(tmp_path: Path, queue_url: str, ledger_url: str) -> N
         assert ledger.counts() == {("billing", State.COMPLETED): 100}
 
 
-def test_progress(queue: Queue, ledger: Ledger) -> None:
-    """Whoever asks is told how far it is."""
-    queue.put("1", "2")
-    seen: list[int] = []
-    Consumer(queue, "in").idempotent(ledger, "billing").consume(
-        lambda _: None, drain=True, on_progress=lambda report: seen.append(report.handled)
-    )
-    assert seen[-1] == 2
-
-
 # ---- Handlers by type --------------------------------------------------------------------------
 
 

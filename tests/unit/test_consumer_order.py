@@ -9,16 +9,11 @@ from tests.conditions import wait_until
 from tests.unit.conftest import Queue
 
 from oncely.consumer import Consumer
-from oncely.consuming.lanes import Lanes
-from oncely.consuming.turn import DeliveryTurn
-from oncely.core.commands import Duplicate, Waiting
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, Delay
 from oncely.ledger import Ledger
-from oncely.transports.transport import Delivery
 
 
 def consumer_of(queue: Queue, ledger: Ledger) -> Consumer:
@@ -71,27 +66,6 @@ def test_copies_that_fail(queue: Queue, live: Ledger) -> None:
     assert Delay(1.0) not in queue.verdicts
 
 
-_BASE = Record(Key("billing", "1"), State.COMPLETED, 1, 1, 0.0, 0.0, None)
-
-
-@pytest.mark.parametrize(
-    ("outcome", "count"),
-    [(Duplicate(_BASE), 3), (Waiting(_BASE._replace(state=State.FAILED), 0.0), 1), (None, 1)],
-)
-def test_which_copies_go_together(outcome: Duplicate | Waiting | None, count: int) -> None:
-    """Those of a message that the ledger knows as handled. Of others one may be granted, such as
-    where a retry is due by now, or where one ran while the ledger was away: they go one by one.
-    """
-    lanes = Lanes(is_ordered=False)
-    delivery = Delivery(Message("1"), "in", 1, None)
-    turns = [DeliveryTurn(delivery, print) for _ in range(4)]
-    for turn in turns:
-        turn.key = _BASE.key
-    assert lanes.enter(turns) == turns[:1]
-    turns[0].outcome = outcome
-    assert lanes.leave(turns[:1]) == turns[1 : 1 + count]
-
-
 def test_copies_of_what_no_handler_takes(queue: Queue, ledger: Ledger) -> None:
     """Copies that fail for good, one after another, are all set aside."""
     queue.put(*["1"] * 500)
@@ -137,16 +111,6 @@ def test_in_order(queue: Queue, live: Ledger) -> None:
     report = consumer_of(queue, live).ordered().consume(handle, drain=True)
     assert done == {key: [f"{key}{number}" for number in range(10)] for key in "abcd"}
     assert (report.handled, report.retried, report.dead_lettered) == (40, 4, 0)
-
-
-def test_in_order_without_a_ledger(queue: Queue) -> None:
-    """Order needs no ledger."""
-    put_rounds(queue, 20)
-    done: dict[str | None, list[str]] = defaultdict(list)
-    Consumer(queue, "in").ordered().concurrency(4).consume(
-        lambda message: done[message.key].append(message.id), drain=True
-    )
-    assert done == {key: [f"{key}{number}" for number in range(20)] for key in "abcd"}
 
 
 def test_given_up_holds_nobody_up(queue: Queue, live: Ledger) -> None:

@@ -2,16 +2,13 @@
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.conditions import ended_by, wait_until
+from tests.conditions import wait_until
 from tests.unit.conftest import Outage, Queue, Sql
 
 from oncely.consumer import Consumer
@@ -99,59 +96,6 @@ def test_stopped_before(queue: Queue, ledger: Ledger) -> None:
     consumer.stop()
     assert consumer.consume(lambda _: None) == ConsumerReport()
     assert consumer.consume(lambda _: None, drain=True).handled == 1
-
-
-def test_stopped_by_a_signal(queue: Queue, ledger: Ledger) -> None:
-    """Where that is asked for, SIGTERM stops it; afterwards the signal is what it was."""
-    queue.put("1")
-    former = signal.getsignal(signal.SIGTERM)
-    consumer = consumer_of(queue, ledger)
-    report = consumer.consume(lambda _: os.kill(os.getpid(), signal.SIGTERM), stop_on_signals=True)
-    assert report.handled == 1
-    assert signal.getsignal(signal.SIGTERM) is former
-
-
-_ENDLESS = """
-import threading
-from oncely import Consumer, Message, open_transport
-
-transport = open_transport("memory://name")
-transport.publish("in", [Message("1")])
-
-def handle(message):
-    print("begun", flush=True)
-    threading.Event().wait()
-
-Consumer(transport, "in").grace("10m").consume(handle, stop_on_signals=True)
-"""
-
-
-def test_a_second_signal() -> None:
-    """It ends the process at once, whatever grace its handlers have."""
-    program = [sys.executable, "-c", _ENDLESS]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        process.terminate()
-        assert ended_by(process, signal.SIGTERM) == 128 + signal.SIGTERM
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_runs_to_its_end(queue: Queue, ledger: Ledger, is_async: bool) -> None:
-    """Within the grace a handler that runs is waited for, and what it did is stored."""
-    queue.put("1")
-    stopped, told = telling()
-    consumer = consumer_of(queue, ledger).middleware(told)
-
-    def handle(message: Message) -> None:
-        consumer.stop()
-        assert stopped.wait(60)
-
-    async def handle_async(message: Message) -> None:
-        await asyncio.to_thread(handle, message)
-
-    report = consumer.consume(handle_async if is_async else handle)
-    assert (report.handled, queue.verdicts) == (1, [Ack()])
 
 
 @pytest.mark.parametrize("grace", [0, 0.1])

@@ -1,6 +1,9 @@
 """Consumer: handlers in one transaction with their claims, a whole window of them where it goes."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +15,11 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely.consumer import Consumer
 from oncely.core import rules
-from oncely.core.errors import BusyError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, State
-from oncely.core.verdicts import Ack, DeadLetter, Delay
+from oncely.core.record import Key, Record, State
+from oncely.core.verdicts import Ack, DeadLetter
+from oncely.lifecycle import transacting
 from oncely.lifecycle.held_message import deferred_message
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
@@ -126,31 +129,6 @@ def test_sent_by_the_next(queue: Queue, sql: Sql) -> None:
 # ---- One ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), BusyError("another"), StoreError("another")])
-def test_failures_are_the_handlers_own(queue: Queue, sql: Sql, error: Exception) -> None:
-    """In a transaction, too, whatever a handler raises is a failure of its message."""
-    queue.put("1")
-
-    def handle(message: Message, connection: Connection) -> None:
-        raise error
-
-    report = consumer_of(queue, sql).tries(2).consume(handle, drain=True)
-    assert (report.retried, report.failed) == (1, 1)
-    assert type(error).__name__ in queue.put_aside()["1"]
-    record = sql.record("1")
-    assert record is not None
-    assert record.exhausted
-
-
-def test_busy_comes_again(queue: Queue, sql: Sql) -> None:
-    """In a transaction, too, what another worker has comes again."""
-    granted(sql.ledger.claim(Key("billing", "1")))
-    queue.put("1")
-    consumer = consumer_of(queue, sql)
-    consumer.consume(write, on_progress=lambda _: consumer.stop())
-    assert queue.verdicts == [Delay(1.0)]
-
-
 def test_committed_early(queue: Queue, sql: Sql) -> None:
     """A handler that commits by itself leaves its message in doubt, as often as there are tries."""
     queue.put("1")
@@ -227,6 +205,34 @@ def test_the_database_is_away(queue: Queue, sql: Sql) -> None:
         report = consumer.transactional(Away()).consume(write, drain=True)
     assert (report.received, report.handled, report.failed) == (1, 1, 0)
     assert len(queue.verdicts) == 4
+
+
+def test_another_database_is_locked(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A handler that always finds another database locked has failed, and spends its tries."""
+    monkeypatch.setattr(transacting, "_TRIES", 3)
+    monkeypatch.setattr(rules, "AGAIN_S", 0.01)
+    runs: list[str] = []
+
+    def handle(message: Message, _: Any) -> None:
+        runs.append(message.id)
+        if len(runs) > 20:
+            pytest.exit("it runs for ever")
+        with closing(sqlite3.connect(tmp_path / "other.db", timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+    queue.put("1")
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").tries(2).backoff(0.01)
+    with closing(sqlite3.connect(tmp_path / "other.db")) as owner:
+        owner.execute("BEGIN IMMEDIATE")
+        report = consumer.transactional(sql.engine).consume(handle, drain=True)
+    assert (report.retried, report.failed, len(runs)) == (1, 1, 6)
+    record = sql.record("1")
+    assert isinstance(record, Record)
+    assert (record.exhausted, record.attempts) == (True, 2)
+    assert "database is locked" in queue.put_aside()["1"]
+    assert Ack() not in queue.verdicts
 
 
 # ---- Sources -----------------------------------------------------------------------------------

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
+from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Deliver, Outage, Queue
 
 from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
-from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.cases import Case
 from oncely.core.errors import (
     BusyError,
     ConfigError,
     DuplicateError,
     FencedError,
-    MessageError,
+    KeysLocked,
     MismatchError,
     OncelyError,
     StoreError,
@@ -29,6 +30,7 @@ from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger import Ledger
 from oncely.middleware.chain import CallNext
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 
 KEY = Key("billing", "1")
@@ -73,13 +75,6 @@ def test_handled_is_acknowledged(deliver: Deliver, ledger: Ledger) -> None:
     assert deliver(never) == Ack()
 
 
-def test_busy_comes_again_soon(deliver: Deliver, ledger: Ledger) -> None:
-    """What another worker has comes again; it is not this message's failure."""
-    granted(ledger.claim(KEY))
-    assert deliver(never) == AGAIN
-    assert found(ledger).attempts == 1
-
-
 def test_other_content_is_set_aside(deliver: Deliver) -> None:
     """The same id with another body goes to the dead letters, with that reason; or is one."""
     deliver(nothing)
@@ -104,14 +99,6 @@ def test_unusable_is_set_aside(deliver: Deliver, message: Message, reason: str) 
     assert deliver(never, message) == DeadLetter(f"MessageError: {reason}")
 
 
-def test_without_an_id(deliver: Deliver, ledger: Ledger) -> None:
-    """By its content, where the policy says so, a message without an id is handled once."""
-    policy = Policy(on_missing_id="fingerprint")
-    assert deliver(nothing, Message("", b"a"), policy) == Ack()
-    assert deliver(never, Message("", b"a"), policy) == Ack()
-    assert deliver(raising(ValueError("another")), Message("", b"b"), policy) == BACKOFF
-
-
 # ---- In doubt, too old -------------------------------------------------------------------------
 
 
@@ -119,15 +106,6 @@ def in_doubt(ledger: Ledger, clock: ManualClock) -> None:
     """Leave the message in doubt."""
     granted(ledger.claim(KEY, "60s"))
     clock.advance(61)
-
-
-def test_in_doubt_runs_again(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
-    """What is in doubt runs again by default; a message that kills its worker, until its tries
-    are spent.
-    """
-    in_doubt(ledger, clock)
-    assert deliver(nothing) == Ack()
-    assert found(ledger).attempts == 2
 
 
 @pytest.mark.parametrize(
@@ -194,20 +172,6 @@ def test_failures_are_the_handlers_own(
     assert found(ledger).exhausted
 
 
-@pytest.mark.parametrize("error", [Unrecoverable("no"), Reject("no"), MessageError("no JSON")])
-@pytest.mark.parametrize("message", [Message("1"), Message("")], ids=["tracked", "untracked"])
-def test_final_is_set_aside(deliver: Deliver, message: Message, error: Exception) -> None:
-    """An error that says that no try can help sets the message aside at once."""
-    policy = Policy(on_missing_id="untracked")
-    assert isinstance(deliver(raising(error), message, policy), DeadLetter)
-
-
-def test_retry_says_when(deliver: Deliver) -> None:
-    """A handler may say when its message comes again; without a time it is the policy's."""
-    assert deliver(raising(Retry(delay="7s"))) == Delay(7.0)
-    assert deliver(raising(Retry()), Message("2")) == BACKOFF
-
-
 def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
     """An async handler that is hidden, and awaited by nobody, is not taken for one that has run."""
 
@@ -216,15 +180,6 @@ def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
 
     assert deliver(lambda message: handle(message)) == BACKOFF
     assert "whose work is not done" in str(found(ledger).error)
-
-
-def test_untracked_failures_are_counted_by_the_broker(deliver: Deliver) -> None:
-    """What the ledger does not know is set aside when it has come too often."""
-    policy = Policy(on_missing_id="untracked", tries=3)
-    verdicts = [
-        deliver(raising(ValueError("no")), Message(""), policy, count) for count in (1, 2, 3)
-    ]
-    assert verdicts == [BACKOFF, Delay(120.0), DeadLetter("ValueError: no")]
 
 
 # ---- The store is away -------------------------------------------------------------------------
@@ -245,17 +200,6 @@ def test_store_away_before(
     report = consumer.consume(nothing, drain=True)
     assert (report.handled, queue.verdicts) == (2, [Ack(), Ack()])
     assert found(ledger).attempts == 2
-
-
-def test_store_away_and_stopped(queue: Queue, ledger: Ledger, outage: Outage) -> None:
-    """A consumer that waits for its store can be stopped, and gives back what it holds."""
-    queue.put("1", "2")
-    outage.begin()
-    consumer = Consumer(queue, "in").idempotent(ledger, "billing")
-    threading.Timer(0.3, consumer.stop).start()
-    report = consumer.consume(never)
-    assert report.handled == 0
-    assert len(queue.receive("in", 10, 0)) == 2
 
 
 def test_store_away_and_it_runs(deliver: Deliver, outage: Outage) -> None:
@@ -282,24 +226,42 @@ def test_store_away_after(deliver: Deliver, outage: Outage, clock: ManualClock) 
     assert isinstance(deliver(never, policy=policy), DeadLetter)
 
 
-def test_store_back_after(deliver: Deliver, ledger: Ledger, outage: Outage) -> None:
-    """The end of a handler is stored as soon as the store is back, while its lease lasts."""
+def test_store_refuses(queue: Queue, ledger: Ledger, meddling: MeddlingStore) -> None:
+    """An error of the store that no waiting mends ends the run, at once."""
+    queue.put("1", "2")
+
+    def refuse() -> None:
+        raise StoreError("permission denied")
 
     def handle(_: Message) -> None:
-        outage.begin(calls=3)
+        meddling.meddle = refuse
 
-    assert deliver(handle) == Ack()
-    assert found(ledger).state is State.COMPLETED
+    with pytest.raises(StoreError, match="permission denied"):
+        Consumer(queue, "in").idempotent(ledger, "billing").consume(handle)
 
 
-def test_recording_fails(deliver: Deliver, outage: Outage) -> None:
-    """A failure that cannot be recorded comes again when the store may be back."""
+class Locking(MeddlingStore):
+    """In which somebody holds the key of "25", for so many writes."""
 
-    def handle(_: Message) -> None:
-        outage.begin()
-        raise ValueError("no")
+    left = 5
 
-    assert deliver(handle, policy=Policy(lease="500ms")) == AGAIN
+    def update(self, case: Case) -> set[Key]:
+        free = [row for row in case.rows if row[0].message_id != "25" or not self.left]
+        written: set[Key] = super().update(case._replace(rows=free))
+        if len(free) < len(case.rows):
+            self.left -= 1
+            raise KeysLocked("locked", {Key("billing", "25")}, written)
+        return written
+
+
+@pytest.mark.usefixtures("hurried")
+def test_one_locked_key(queue: Queue) -> None:
+    """What another transaction holds is stored when it is free, all others before that."""
+    store = Locking(MemoryStore())
+    queue.put(*map(str, range(50)))
+    ledger = Ledger(store)
+    Consumer(queue, "in").idempotent(ledger, "billing").consume(nothing, drain=True)
+    assert (store.left, ledger.counts()) == (0, {("billing", State.COMPLETED): 50})
 
 
 # ---- Another worker ----------------------------------------------------------------------------

@@ -10,23 +10,17 @@ import pytest
 from tests.conditions import wait_until
 from tests.unit.conftest import Queue
 
-from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
-from oncely.consuming.retries import Retries
-from oncely.consuming.turn import DeliveryTurn
-from oncely.core.errors import ConfigError, MessageError, StoreError
+from oncely.core.errors import ConfigError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.core.verdicts import Ack, Counted, Delay, Ending, Told
+from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import keep_anew
 from oncely.ledger import Ledger
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import store_outage
 from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
-from oncely.transports.transport import Delivery
 
 KEY = Key("billing", "1")
 
@@ -234,45 +228,6 @@ def test_taken_twice(queue: Queue, ledger: Ledger, clock: ManualClock, comes_bac
 # ---- Dead letters ------------------------------------------------------------------------------
 
 
-def test_dead_letter_is_tried_again(queue: Queue, live: Ledger) -> None:
-    """A dead letter that somebody lets be tried again is handled, its attempts from zero."""
-    queue.put("1")
-    done: list[str] = []
-    consumer = consumer_of(queue, live, tries=1)
-    handle = failing("1", done=done)
-    consumer.consume(handle, drain=True)
-    [letter] = live.dead()
-    assert live.retry_dead(letter.id, by="ann", why="mended") == 1
-    assert [*live.dead()] == []
-    consumer.consume(handle, drain=True)
-    record = live.find(KEY)
-    assert record is not None
-    assert (done, record.state, record.attempts) == (["1"], State.COMPLETED, 1)
-    assert live.retry_dead([letter.id]) == 0
-
-
-def test_dead_letter_with_other_content(queue: Queue, live: Ledger) -> None:
-    """Its content may be mended; its id stays."""
-    queue.put("1")
-    bodies: list[bytes] = []
-
-    def handle(message: Message) -> None:
-        bodies.append(message.body)
-        if message.body == b"{}":
-            raise ValueError("empty")
-
-    consumer = consumer_of(queue, live, tries=1)
-    consumer.consume(handle, drain=True)
-    [letter] = live.dead()
-    with pytest.raises(MessageError, match="is another message than"):
-        live.retry_dead(letter.id, Message("2"))
-    with pytest.raises(ConfigError, match="name one dead letter"):
-        live.retry_dead([letter.id, 99], letter.message)
-    assert live.retry_dead(letter.id, replace(letter.message, body=b'{"to": "anna"}')) == 1
-    assert consumer.consume(handle, drain=True).handled == 1
-    assert bodies == [b"{}", b'{"to": "anna"}']
-
-
 def test_no_message_at_all(queue: Queue, live: Ledger) -> None:
     """What cannot be handled is kept as it came, with the reason: each for itself."""
     queue.publish("in", [Message("1", b"one"), Message("1", b"two"), Message("", b"a")])
@@ -286,40 +241,12 @@ def test_no_message_at_all(queue: Queue, live: Ledger) -> None:
     assert letters.keys() == {("1", b"two"), ("", b"a")}
     assert "other content" in letters["1", b"two"].reason
     assert "id" in letters["", b"a"].reason
+    with pytest.raises(ConfigError, match="name one dead letter"):
+        live.retry_dead([each.id for each in letters.values()], Message("1"))
     # The other message of that id is not tried again by it.
     assert live.retry_dead(letters["1", b"two"].id) == 1
     assert consumer.consume(failing(done=done), drain=True).dead_lettered == 1
     assert done == ["1", "fax"]
-
-
-def test_an_id_is_given(queue: Queue, live: Ledger) -> None:
-    """One without an id may be given one, and is handled then."""
-    queue.publish("in", [Message("", b"a")])
-    consumer = consumer_of(queue, live)
-    consumer.consume(failing(), drain=True)
-    [letter] = live.dead()
-    live.retry_dead(letter.id, replace(letter.message, id="7"))
-    done: list[str] = []
-    consumer.consume(failing(done=done), drain=True)
-    assert done == ["7"]
-    assert [*live.dead(), *live.waiting()] == []
-
-
-def test_error_queue(queue: Queue, live: Ledger) -> None:
-    """A copy of what is given up goes to the error queue, too."""
-    queue.publish("in", [Message("1", b"body", "mail", {"a": "b"})])
-    consumer = consumer_of(queue, live, tries=1).error_queue("in.error")
-    queue.receive("in.error", 1, 0)
-    consumer.consume(failing("1"), drain=True)
-    wait_until(lambda: not live.mailbox.backlog().waiting)
-    [copy] = queue.receive("in.error", 9, 1)
-    assert (copy.message.id, copy.message.body, copy.message.type) == ("1", b"body", "mail")
-    assert copy.message.headers == {
-        "a": "b",
-        "oncely-consumer": "billing",
-        "oncely-reason": "ValueError: no 1",
-    }
-    assert len([*live.dead()]) == 1
 
 
 def test_a_letter_that_cannot_be_kept(
@@ -378,26 +305,6 @@ def test_two_versions(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatc
     assert {f"new{n}" for n in range(5)} <= {*done["new"]}
 
 
-def test_others_go_first(
-    ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has put back what it does not take leaves it to others when it is due, and has it
-    itself where there are none.
-    """
-    monkeypatch.setattr("oncely.consuming.retries.monotonic", clock)
-    keeping = Keeping("billing")
-    old, new = (Retries(ledger.mailbox, keeping, 60.0, store_outage()) for _ in range(2))
-    turn = DeliveryTurn(Delivery(Message("1"), "in", 1, None), lambda _: None)
-    turn.ending, turn.waits = Ending(Told.NOTHING, Delay(2.0), Counted.GIVEN_BACK), True
-    ledger.mailbox.keep([], keeping.rows_of(turn))
-    old.expect([turn])
-    assert (old.are_due(), new.are_due()) == (False, False)
-    clock.advance(2.0)
-    assert (old.are_due(), new.are_due()) == (False, True)
-    clock.advance(1.0)
-    assert old.are_due()
-
-
 def test_nobody_comes(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
     """What nobody takes for too long is a dead letter, with that reason, and no try is spent."""
     queue.put("1", type="fax")
@@ -433,37 +340,6 @@ def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.Monk
 
 
 # ---- Without a ledger --------------------------------------------------------------------------
-
-
-class _Ticking(process_clock.Clock):
-    """A clock that goes on by a second each time that it is read."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 1
-        return self.now
-
-
-def test_without_a_ledger(queue: Queue) -> None:
-    """What failed is held, and tried again after its delay; what is given up is rejected."""
-    queue.put("1", "2")
-    tried: list[tuple[str, float]] = []
-
-    def handle(message: Message) -> None:
-        tried.append((message.id, process_clock.monotonic()))
-        if message.id == "1":
-            raise ValueError("no")
-
-    consumer = Consumer(queue, "in").tries(3).backoff(["1m", "2m"])
-    with process_clock.replaced_by(_Ticking()):
-        report = consumer.consume(handle, drain=True)
-    assert (report.handled, report.retried, report.failed) == (1, 2, 1)
-    first, second, third = [at for id_, at in tried if id_ == "1"]
-    assert second - first >= 60
-    assert third - second >= 120
-    [dead] = queue.receive("in.dead", 9, 1)
-    assert dead.message.id == "1"
 
 
 def test_order_without_a_ledger(queue: Queue) -> None:

@@ -37,19 +37,17 @@ def test_later_and_never_are_apart() -> None:
         assert not issubclass(never, LATER)
 
 
-def test_type_and_text() -> None:
-    """An error is described by its type and its text."""
-    assert describe(ValueError("no address")) == "ValueError: no address"
-
-
-def test_type_alone() -> None:
-    """An error without a text is described by its type."""
-    assert describe(ValueError()) == "ValueError"
-
-
-def test_words() -> None:
-    """Words stay as they are."""
-    assert describe("no address") == "no address"
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("no address"), "ValueError: no address"),
+        (ValueError(), "ValueError"),
+        ("no address", "no address"),
+    ],
+)
+def test_type_and_text(error: Exception | str, text: str) -> None:
+    """An error is described by its type and its text; words stay as they are."""
+    assert describe(error) == text
 
 
 @pytest.mark.parametrize("error", [Unspeakable(), Wordless()])
@@ -70,11 +68,6 @@ def test_long_texts_are_cut(character: str) -> None:
 def test_texts_within_the_limit_are_whole(length: int) -> None:
     """A text of up to 2,000 characters is kept whole."""
     assert describe("x" * length) == "x" * length
-
-
-def test_limit() -> None:
-    """The limit can be chosen."""
-    assert describe("abcdef", limit=4) == "abc…"
 
 
 def test_storable() -> None:
@@ -160,16 +153,19 @@ def test_names_of_secrets(name: str) -> None:
     assert not is_secret(f"about-{name[:3]}")
 
 
-def test_json_stays_json() -> None:
-    """Of a value in quotes the quotes stay."""
-    masked = mask_passwords('{"password": "correct horse", "next": 1}')
-    assert masked == '{"password": "***", "next": 1}'
-
-
-def test_url_stays_recognizable() -> None:
-    """Of a URL only the password is lost."""
-    masked = mask_passwords("postgresql://anna:hunter2@db:5432/ledger")
-    assert masked == "postgresql://anna:***@db:5432/ledger"
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        (
+            '{"password": "correct horse", "next": 1}',
+            '{"password": "***", "next": 1}',
+        ),
+        ("postgresql://anna:hunter2@db:5432/ledger", "postgresql://anna:***@db:5432/ledger"),
+    ],
+)
+def test_what_stays(text: str, masked: str) -> None:
+    """Of a value in quotes the quotes stay, and of a URL all but the password."""
+    assert mask_passwords(text) == masked
 
 
 def test_one_parent() -> None:

@@ -58,17 +58,6 @@ def test_the_place_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:
     assert {each.filename for each in caplog.records} == {"test_event_log.py"}
 
 
-def test_nothing_is_made_below_the_level(caplog: pytest.LogCaptureFixture) -> None:
-    """What is not logged costs no text."""
-
-    class Unreadable(Exception):
-        def __str__(self) -> str:
-            raise AssertionError
-
-    _log.debug("seen: %(reason)s", error=Unreadable(), extra={"event": "seen"})
-    assert caplog.records == []
-
-
 def test_an_outage_is_told_twice(caplog: pytest.LogCaptureFixture) -> None:
     """Once when it begins and once when it is over, however often it is met; and so the next."""
     away = outage()

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -19,15 +18,6 @@ from oncely.ledger import Ledger, open_ledger
 _FORKS = 10
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    """An empty ledger that needs no server."""
-    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'ledger.db'}"}
-    with closing(open_ledger(urls[request.param])) as ledger:
-        ledger.migrate()
-        yield ledger
 
 
 class Claimer(threading.Thread):
@@ -66,27 +56,27 @@ def _work_in_child(ledger: Ledger, number: int) -> None:
         os._exit(status)
 
 
-def test_fork_while_others_claim(ledger: Ledger) -> None:
+def test_fork_while_others_claim(any_ledger: Ledger) -> None:
     """Children that are forked while other threads are anywhere in a claim claim their own messages
     and exit; the parent's threads go on, and lose nothing.
     """
-    claimers = [Claimer(ledger, f"parent-{n}") for n in range(3)]
+    claimers = [Claimer(any_ledger, f"parent-{n}") for n in range(3)]
     for claimer in claimers:
         claimer.start()
     statuses = []
     for number in range(_FORKS):
         child = os.fork()
         if child == 0:
-            _work_in_child(ledger, number)
+            _work_in_child(any_ledger, number)
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     for claimer in claimers:
         claimer.stop()
     assert statuses == [0] * _FORKS
-    granted(ledger.claim(Key("billing", "after")))
+    granted(any_ledger.claim(Key("billing", "after")))
     for claimer in claimers:
         assert claimer.done
         for number in range(claimer.done):
-            record = ledger.find(Key("billing", f"{claimer.name}-{number}"))
+            record = any_ledger.find(Key("billing", f"{claimer.name}-{number}"))
             assert record is not None
             assert record.state is State.COMPLETED
 

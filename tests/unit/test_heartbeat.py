@@ -1,8 +1,7 @@
-"""The heartbeat: what it extends, when it stops, and what it tells about the claims it holds."""
+"""The heartbeat where something else happens meanwhile: takeovers, clocks, forks, new claims."""
 
 import os
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -11,10 +10,8 @@ from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
-from oncely.core.cases import Case
-from oncely.core.commands import Busy, Granted, Outcome
+from oncely.core.commands import Busy, Outcome
 from oncely.core.durations import Duration
-from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key
 from oncely.ledger import Ledger
 from oncely.lifecycle import heartbeat as heartbeats
@@ -69,32 +66,6 @@ def heartbeat(ledger: WatchedLedger, monotonic: ManualClock) -> Iterator[Heartbe
     heartbeat.close()
 
 
-def test_held_claims_are_extended(
-    ledger: WatchedLedger, heartbeat: Heartbeat, clock: ManualClock, monotonic: ManualClock
-) -> None:
-    """Each held claim is extended again and again, by a whole lease from the store's now."""
-    claims = [granted(ledger.claim(Key("billing", str(n)))) for n in range(3)]
-    heartbeat.hold(claims, monotonic.now)
-    clock.advance(3_600)
-    ledger.beats(2)
-    for claim in claims:
-        record = ledger.find(claim.key)
-        assert record is not None
-        assert record.lease_until == pytest.approx(clock.now + _LEASE_S)
-        assert record.fence == claim.fence
-
-
-def test_let_go(ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim) -> None:
-    """What is let go comes back as it was last extended, and is extended no more."""
-    other = granted(ledger.claim(Key("billing", "other")))
-    heartbeat.hold([claim, other], 0.0)
-    ledger.beats(2)
-    let_go = heartbeat.let_go(claim)
-    assert let_go.fence == claim.fence
-    assert let_go.version > claim.version
-    assert [extended.key for extended in ledger.beats(2)] == [other.key]
-
-
 def test_fenced_claims_are_dropped(
     ledger: WatchedLedger,
     heartbeat: Heartbeat,
@@ -137,116 +108,6 @@ def test_store_clock_set_forward(
     heartbeat.close()
     assert "store_clock_jumped" in events_in(caplog)
     assert isinstance(ledger.claim(claim.key), Busy)
-
-
-def test_both_clocks_go_on(ledger: Ledger, clock: ManualClock, monotonic: ManualClock) -> None:
-    """Time that passes for both clocks is no jump, nor is one while nothing is held."""
-    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
-    assert not heartbeat.has_jumped()
-    heartbeat.hold([granted(ledger.claim(Key("billing", "1")))], monotonic.now)
-    for _ in range(3):
-        assert not heartbeat.has_jumped()
-        clock.advance(50.0)
-        monotonic.advance(45.0)
-    clock.advance(86_400.0)
-    assert heartbeat.has_jumped()
-
-
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), RuntimeError("a defect")])
-def test_outage(
-    ledger: WatchedLedger,
-    heartbeat: Heartbeat,
-    meddling: MeddlingStore,
-    monotonic: ManualClock,
-    claim: Claim,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-) -> None:
-    """While the store is away the claims run out for their holder; then they are extended again. No
-    error ends the heartbeat.
-    """
-
-    def away() -> None:
-        raise error
-
-    meddling.meddle = away
-    heartbeat.hold([claim], monotonic.now)
-    ledger.beats(2)
-    assert heartbeat.is_good(claim)
-    monotonic.advance(_LEASE_S)
-    assert not heartbeat.is_good(claim)
-    assert "lease_extension_failed" in events_in(caplog)
-    meddling.meddle = lambda: None
-    ledger.beats(3)
-    assert heartbeat.is_good(claim)
-
-
-def test_good_from_before_asking(ledger: Ledger, claim: Claim, monotonic: ManualClock) -> None:
-    """A claim is good for one lease from before it was asked for: it errs on the early side."""
-    heartbeat = Heartbeat(ledger, 60.0, monotonic)
-    assert not heartbeat.is_good(claim)
-    heartbeat.hold([claim], monotonic.now)
-    monotonic.advance(59.9)
-    assert heartbeat.is_good(claim)
-    monotonic.advance(0.1)
-    assert not heartbeat.is_good(claim)
-    heartbeat.close()
-
-
-def test_beats_by_hand(
-    ledger: Ledger, rival: Ledger, clock: ManualClock, monotonic: ManualClock
-) -> None:
-    """Who beats by hand extends what is held, once each time, and no thread is begun."""
-    before = threading.enumerate()
-    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
-    held, let_go = (granted(ledger.claim(Key("billing", id_), "60s")) for id_ in "12")
-    heartbeat.hold([held, let_go], monotonic.now)
-    heartbeat.let_go(let_go)
-    clock.advance(50)
-    monotonic.advance(50)
-    heartbeat.beat()
-    clock.advance(50)
-    monotonic.advance(50)
-    assert heartbeat.is_good(held)
-    assert isinstance(rival.claim(held.key), Busy)
-    assert isinstance(rival.claim(let_go.key), Granted)
-    assert threading.enumerate() == before
-
-
-def test_error_before_the_store_is_asked(
-    ledger: WatchedLedger, heartbeat: Heartbeat, claim: Claim
-) -> None:
-    """Nor does what goes wrong in the ledger itself end the heartbeat."""
-
-    def fail() -> None:
-        ledger.afterwards = lambda: None
-        raise RuntimeError("a defect")
-
-    ledger.afterwards = fail
-    heartbeat.hold([claim], 0.0)
-    ledger.beats(3)
-
-
-def test_error_of_one(
-    ledger: Ledger, meddling: MeddlingStore, clock: ManualClock, monotonic: ManualClock
-) -> None:
-    """What cannot be extended is an error for that claim alone."""
-    heartbeat = Heartbeat(ledger, 60.0, monotonic, is_by_hand=True)
-    claims = [granted(ledger.claim(Key("billing", str(n)), "60s")) for n in range(3)]
-    heartbeat.hold(claims, monotonic.now)
-    update = meddling.store.update
-
-    def refuse(case: Case) -> set[Key]:
-        if claims[1].key in {row[0] for row in case.rows}:
-            raise StoreError("this record is locked")
-        return update(case)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(meddling.store, "update", refuse)
-        monotonic.advance(50)
-        heartbeat.beat()
-    monotonic.advance(50)
-    assert [heartbeat.is_good(claim) for claim in claims] == [True, False, True]
 
 
 def test_claimed_again_during_a_beat(

@@ -1,11 +1,13 @@
 """What a signal handler raises anywhere inside a call: nothing of the ledger's is lost by it."""
 
 import dis
+import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cache
 from itertools import count, pairwise
@@ -14,12 +16,17 @@ from types import CodeType, FrameType
 from typing import Any, Self
 
 import pytest
+from tests.conditions import LIMIT_S
+from tests.meddling import MeddlingStore
 from tests.records import granted
+from tests.unit.conftest import Stall
 
 import oncely
+from oncely._util.signals import on_signals
 from oncely.core.record import Key
 from oncely.engine import group_commit
 from oncely.ledger import Ledger, open_ledger
+from oncely.stores.memory_store import MemoryStore
 from oncely.testing import at_once
 
 _SOURCES = str(Path(oncely.__file__).parent)
@@ -90,31 +97,50 @@ def interrupted(
     return tracer.has_run
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
-    """An empty ledger that needs no server."""
-    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'ledger.db'}"}
-    with closing(open_ledger(urls[request.param])) as ledger:
-        ledger.migrate()
-        yield ledger
-
-
-def test_call_alone(ledger: Ledger) -> None:
+def test_call_alone(any_ledger: Ledger) -> None:
     """A call that is interrupted anywhere leaves no slot, lock or thread: others go on
     at once, in this thread and in others.
     """
-    granted(ledger.claim(Key("billing", "warm")))
+    granted(any_ledger.claim(Key("billing", "warm")))
     before = set(threading.enumerate())
     for place in count():
-        if not interrupted(place, ledger, Key("billing", f"broken off {place}")):
+        if not interrupted(place, any_ledger, Key("billing", f"broken off {place}")):
             break
-        granted(ledger.claim(Key("billing", f"here {place}")))
-        assert not ledger._group_commit._in_flight
-        [claim] = at_once(1, lambda n: granted(ledger.claim(Key("billing", f"there {place}"))))  # noqa: B023
-        ledger.complete(claim)
+        granted(any_ledger.claim(Key("billing", f"here {place}")))
+        assert not any_ledger._group_commit._in_flight
+        [claim] = at_once(1, lambda n: granted(any_ledger.claim(Key("billing", f"there {place}"))))  # noqa: B023
+        any_ledger.complete(claim)
     assert place > 50
     assert set(threading.enumerate()) <= before
-    assert not ledger._group_commit._waiting
+    assert not any_ledger._group_commit._waiting
+
+
+def test_call_that_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is interrupted while it waits behind another has asked for nothing."""
+    monkeypatch.setattr(group_commit, "STALL_S", LIMIT_S)
+    store, stall = MeddlingStore(MemoryStore()), Stall()
+    store.once(stall.hold)
+
+    def end(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise Interrupt
+
+    def claim() -> None:
+        # Again and again, since a signal just before a thread falls asleep does not wake it.
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        ledger.claim(Key("billing", "interrupted"))
+
+    before = signal.signal(signal.SIGALRM, end)
+    with closing(Ledger(store)) as ledger, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ledger.claim, Key("billing", "first"))
+        assert stall.reached.wait(LIMIT_S)
+        with pytest.raises(Interrupt):
+            claim()
+        signal.signal(signal.SIGALRM, before)
+        stall.go_on.set()
+        granted(first.result(LIMIT_S))
+        granted(ledger.claim(Key("billing", "after")))
+        assert {record.key.message_id for record in ledger.scan()} == {"first", "after"}
 
 
 class SoftTimeLimitError(Exception):
@@ -126,15 +152,15 @@ def limit(*_: object) -> None:
     raise SoftTimeLimitError
 
 
-def test_error_of_a_handler(ledger: Ledger) -> None:
+def test_error_of_a_handler(any_ledger: Ledger) -> None:
     """An Exception that a handler raises comes out as it is, also while a store is connected to."""
-    ledger.claim(Key("billing", "warm"))
+    any_ledger.claim(Key("billing", "warm"))
     for place in count(0, 3):
-        ledger.close()
+        any_ledger.close()
         raised = False
         with Tracer(place, limit) as tracer:
             try:
-                ledger.claim(Key("billing", f"broken off {place}"))
+                any_ledger.claim(Key("billing", f"broken off {place}"))
             except SoftTimeLimitError:
                 raised = True
         assert raised is tracer.has_run
@@ -179,11 +205,27 @@ def test_error_of_a_handler_while_a_server_is_connected_to(scheme: str) -> None:
             line.close()
 
 
-def test_slot_that_nobody_gave_back(ledger: Ledger) -> None:
+def test_slot_that_nobody_gave_back(any_ledger: Ledger) -> None:
     """However many calls are broken off where they would have given back their slots, others find
     room.
     """
     for _ in range(2 * group_commit.MOST_BATCHES):
-        ledger._group_commit._begin_alone(group_commit._Alone())
-    granted(ledger.claim(Key("billing", "1")))
-    assert not ledger._group_commit._in_flight
+        any_ledger._group_commit._begin_alone(group_commit._Alone())
+    granted(any_ledger.claim(Key("billing", "1")))
+    assert not any_ledger._group_commit._in_flight
+
+
+def test_what_is_interrupted_may_hold_a_lock() -> None:
+    """A signal that comes while the main thread holds the lock that telling needs waits for it."""
+    lock = threading.Lock()
+    told = threading.Event()
+
+    def tell() -> None:
+        with lock:
+            told.set()
+
+    with on_signals(tell):
+        with lock:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert told.wait(60)

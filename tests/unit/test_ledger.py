@@ -14,11 +14,9 @@ from oncely.core.commands import (
     Busy,
     Duplicate,
     Granted,
-    InDoubt,
     Mismatch,
-    Written,
 )
-from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError, RefusedError
+from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.engine import group_commit
@@ -121,16 +119,6 @@ def test_losing_for_ever(
     ledger.complete(claim)
 
 
-def test_only_losers_start_over(
-    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock
-) -> None:
-    """In a batch those that lost start over alone, and outcomes stay in their order."""
-    keys = [Key("billing", str(n)) for n in range(5)]
-    meddling.once(lambda: rival.claim(keys[3]))
-    outcomes = ledger.claim_many(keys)
-    assert [type(outcome) for outcome in outcomes] == [Granted, Granted, Granted, Busy, Granted]
-
-
 # ---- Exchanges with the store ------------------------------------------------------------------
 
 
@@ -211,13 +199,6 @@ def test_copies_with_another_payload(ledger: Ledger, key: Key) -> None:
     assert [type(outcome) for outcome in outcomes] == [Granted, Mismatch, Busy]
 
 
-def test_one_claim_completed_many_times(ledger: Ledger, claim: Claim) -> None:
-    """The same claim many times in a batch is completed, and the first result stays."""
-    outcomes = ledger.complete_many([claim] * 100, list(range(100)))
-    assert all(isinstance(outcome, Written) for outcome in outcomes)
-    assert found(ledger, claim.key).result == 0
-
-
 def test_as_many_values_as_messages(ledger: Ledger, key: Key) -> None:
     """As many fingerprints as keys, and results as claims, or it is an error before anything is
     stored.
@@ -233,14 +214,6 @@ def test_as_many_values_as_messages(ledger: Ledger, key: Key) -> None:
 
 
 # ---- With a claim ------------------------------------------------------------------------------
-
-
-def test_errors_of_many(ledger: Ledger) -> None:
-    """Each failed message keeps its own error."""
-    keys = [Key("billing", str(n)) for n in range(3)]
-    claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
-    ledger.fail_many(claims, [ValueError("a"), "b", KeyError("c")])
-    assert [found(ledger, key).error for key in keys] == ["ValueError: a", "b", "KeyError: 'c'"]
 
 
 def test_error_beside_metadata(ledger: Ledger, key: Key) -> None:
@@ -280,18 +253,6 @@ def test_result_that_is_no_json(ledger: Ledger, claim: Claim, value: object) -> 
     assert found(ledger, claim.key).state is State.PROCESSING
 
 
-def test_endless_result(ledger: Ledger, claim: Claim) -> None:
-    """A result that contains itself, or is nested too deep, is refused."""
-    endless: list[object] = []
-    endless.append(endless)
-    deep: list[object] = []
-    for _ in range(100_000):
-        deep = [deep]
-    for value in (endless, deep):
-        with pytest.raises(MessageError, match="JSON"):
-            ledger.complete(claim, value)
-
-
 def test_lease_replaces_the_policys(ledger: Ledger, key: Key) -> None:
     """A lease given with the claim replaces the policy's."""
     now = ledger.now()
@@ -300,74 +261,6 @@ def test_lease_replaces_the_policys(ledger: Ledger, key: Key) -> None:
     other = Key("billing", "other")
     ledger.claim(other, policy=Policy(lease="1h"))
     assert found(ledger, other).lease_until == now + 3_600
-
-
-def test_endless_lease_extended(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
-    """A claim extended to "none" never runs out."""
-    ledger.extend(claim, "none")
-    clock.advance(1e9)
-    assert isinstance(ledger.claim(claim.key), Busy)
-
-
-def test_release_puts_doubt_back(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
-    """What was in doubt before a claim that is released is in doubt again, at once."""
-    clock.advance(61)
-    ledger.release(granted(ledger.claim(claim.key, "1h")))
-    assert isinstance(ledger.claim(claim.key, policy=Policy(on_in_doubt="hold")), InDoubt)
-    assert found(ledger, claim.key).attempts == 1
-
-
-def test_store_clock_at_zero(key: Key) -> None:
-    """A store whose clock stands at zero is as good as any."""
-    ledger = Ledger(MemoryStore(clock := ManualClock(0.0)))
-    granted(ledger.claim(key, "60s"))
-    assert isinstance(ledger.claim(key), Busy)
-    clock.advance(60)
-    assert granted(ledger.claim(key, "60s")).fence == 2
-
-
-# ---- Operators ---------------------------------------------------------------------------------
-
-
-def test_reset_of_what_is_in_doubt(ledger: Ledger, clock: ManualClock, claim: Claim) -> None:
-    """What is in doubt runs again after a reset, also under a policy that holds it; the former
-    holder can neither complete nor extend.
-    """
-    policy = Policy(on_in_doubt="hold")
-    clock.advance(61)
-    assert isinstance(ledger.claim(claim.key, policy=policy), InDoubt)
-    ledger.reset(claim.key)
-    granted(ledger.claim(claim.key, policy=policy))
-    for call in (ledger.complete, lambda claim: ledger.extend(claim, "60s")):
-        with pytest.raises(FencedError):
-            call(claim)
-
-
-def test_reset_of_anything_else(ledger: Ledger, claim: Claim) -> None:
-    """A live claim, what is completed, and what is not there cannot be reset; the text says why."""
-    with pytest.raises(RefusedError, match=r"'abc-123' \(billing\) is processing"):
-        ledger.reset(claim.key)
-    ledger.complete(claim)
-    with pytest.raises(RefusedError, match="is completed"):
-        ledger.reset(claim.key)
-    with pytest.raises(RefusedError, match="not in the ledger"):
-        ledger.reset(Key("billing", "unknown"))
-
-
-def test_forget_what_is_not_there(ledger: Ledger, key: Key) -> None:
-    """To forget what is not there is done already."""
-    ledger.forget(key)
-
-
-def test_forget_races_with_claim(
-    ledger: Ledger, rival: Ledger, meddling: MeddlingStore, clock: ManualClock, claim: Claim
-) -> None:
-    """A record that is claimed while it is being forgotten stays."""
-    clock.advance(61)
-    meddling.once(lambda: rival.claim(claim.key))
-    with pytest.raises(RefusedError):
-        ledger.forget(claim.key)
-    assert found(ledger, claim.key).fence == 2
 
 
 # ---- Opening -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import pytest
@@ -109,13 +108,6 @@ def test_order_in_an_async_chain(noted: Noted, kinds: str, handler: CallNext) ->
     assert noted == [*(f"> {n}" for n in range(4)), *(f"< {n}" for n in reversed(range(4)))]
 
 
-def test_both_ways(noted: Noted) -> None:
-    """Middleware for both is called by the method that fits the chain."""
-    chained([Both(noted)], length)(MESSAGE)
-    run(chained_async([Both(noted)], length_async))
-    assert noted == ["run", "run_async"]
-
-
 def test_message_can_be_changed() -> None:
     """What middleware hands on is what the handler gets, and what it returns is the result."""
 
@@ -137,17 +129,6 @@ def test_handler_can_be_skipped() -> None:
 
     assert chained([skip], fail)(MESSAGE) == "skipped"
     assert run(chained_async([skip], fail)) == "skipped"
-
-
-def test_middleware_can_go_on_twice(noted: Noted) -> None:
-    """What goes on twice runs the rest twice."""
-
-    def twice(message: Message, call_next: CallNext) -> Any:
-        return call_next(message) + call_next(message)
-
-    assert chained([twice, noting(noted, "a")], length)(MESSAGE) == 4
-    assert run(chained_async([twice, noting_async(noted, "a")], length_async)) == 4
-    assert noted == ["> a", "< a"] * 4
 
 
 # ---- Errors ------------------------------------------------------------------------------------
@@ -204,23 +185,6 @@ def test_stop_iteration_ends_the_call() -> None:
 
 
 # ---- Threads -----------------------------------------------------------------------------------
-
-
-def test_neighbours_share_a_thread() -> None:
-    """Neighbours that are not async, the handler among them, run in one thread, not the loop's."""
-    threads: list[int] = []
-
-    def here(message: Message, call_next: CallNext) -> Any:
-        threads.append(threading.get_ident())
-        return call_next(message)
-
-    def handler(message: Message) -> None:
-        threads.append(threading.get_ident())
-
-    run(chained_async([here, here], handler))
-    assert len(threads) == 3
-    assert len(set(threads)) == 1
-    assert threads[0] != threading.get_ident()
 
 
 def test_waiting_threads_starve_nobody() -> None:
@@ -401,15 +365,6 @@ def test_what_is_no_middleware(middleware: Any, text: str) -> None:
         chained([middleware], length)
     with pytest.raises(ConfigError, match=text):
         chained_async([middleware], length_async)
-
-
-def test_partial_and_method_are_middleware(noted: Noted) -> None:
-    """Whatever can be called with a message and what goes on is middleware."""
-
-    def add(more: int, message: Message, call_next: CallNext) -> Any:
-        return call_next(message) + more
-
-    assert chained([partial(add, 5), Both(noted).run], length)(MESSAGE) == 7
 
 
 def test_async_parts_of_a_sync_chain() -> None:

@@ -18,12 +18,25 @@ from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S
 from tests.logs import events_in
 
-from oncely.core.errors import ConfigError
+import oncely
+from oncely.core.errors import BusyError, ConfigError, MessageError
 from oncely.core.message import Message
-from oncely.middleware import CallNext, Logged, Measured, Middleware, RateLimited, TimeLimit, Traced
+from oncely.core.record import Key, State
+from oncely.ledger import Ledger
+from oncely.middleware import (
+    CallNext,
+    Idempotent,
+    Logged,
+    Measured,
+    Middleware,
+    RateLimited,
+    TimeLimit,
+    Traced,
+)
 from oncely.middleware.chain import chained, chained_async
 from oncely.testing import ManualClock, at_once
 
+KEY = Key("billing", "abc-123")
 MESSAGE = Message("abc-123", b'{"secret": 1}', "order.placed", {"token": "secret"})
 
 Run = Callable[..., Any]
@@ -68,6 +81,74 @@ def failing(message: Message) -> None:
 def stopped(message: Message) -> None:
     """A handler that is stopped."""
     raise asyncio.CancelledError
+
+
+# ---- Idempotent ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    """The ids of the messages whose handler ran."""
+    return []
+
+
+@pytest.fixture
+def handler(ran: list[str]) -> CallNext:
+    """A handler whose results tell them apart."""
+
+    def handle(message: Message) -> str:
+        ran.append(message.id)
+        return f"receipt {len(ran)}"
+
+    return handle
+
+
+def test_runs_once(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) -> None:
+    """The first delivery runs the handler and is completed; a duplicate runs nothing behind."""
+    idempotent = Idempotent(ledger, "billing")
+    assert run(idempotent, handler) == "receipt 1"
+    assert run(idempotent, handler) is None
+    assert ran == ["abc-123"]
+    record = ledger.find(KEY)
+    assert record is not None
+    assert record.state is State.COMPLETED
+
+
+def test_failure_is_recorded(run: Run, ledger: Ledger, handler: CallNext) -> None:
+    """An error is recorded and raised as it was; the next delivery tries again."""
+    error = ValueError("no funds")
+
+    def fail(message: Message) -> None:
+        raise error
+
+    idempotent = Idempotent(ledger, "billing")
+    with pytest.raises(ValueError, match="no funds") as raised:
+        run(idempotent, fail)
+    assert raised.value is error
+    record = ledger.find(KEY)
+    assert record is not None
+    assert (record.state, record.error) == (State.FAILED, "ValueError: no funds")
+    assert run(idempotent, handler) == "receipt 1"
+
+
+def test_refusals(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) -> None:
+    """What the ledger does not grant is raised, and does not run."""
+    ledger.claim(KEY)
+    idempotent = Idempotent(ledger, "billing")
+    with pytest.raises(BusyError):
+        run(idempotent, handler)
+    with pytest.raises(MessageError, match="id"):
+        run(idempotent, handler, Message(""))
+    assert ran == []
+
+
+def test_steps_inside(run: Run, ledger: Ledger) -> None:
+    """The handler can ask under which claim it runs, in a thread and in a task."""
+
+    def handler(message: Message) -> str:
+        return oncely.current().claim.key.consumer
+
+    assert run(Idempotent(ledger, "billing"), handler) == "billing"
 
 
 # ---- Logged ------------------------------------------------------------------------------------
@@ -201,15 +282,6 @@ def test_rate(run: Run, waits: Waits) -> None:
     limited = waits.limited(per_second=10, burst=3)
     assert [run(limited, handled) for _ in range(6)] == ["done"] * 6
     assert waits.waited == [0.1, 0.1, 0.1]
-
-
-def test_pause_is_worth_one_burst(run: Run, waits: Waits) -> None:
-    """However long nothing came, no more than a burst goes through at once after that."""
-    limited = waits.limited(per_second=10, burst=3)
-    waits.clock.advance(3_600)
-    for _ in range(5):
-        run(limited, handled)
-    assert waits.waited == [0.1, 0.1]
 
 
 def test_threads_share_the_rate(waits: Waits) -> None:

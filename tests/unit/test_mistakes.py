@@ -30,6 +30,7 @@ from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
+from oncely.middleware import Idempotent
 from oncely.once import once
 from oncely.outbox import Relay
 from oncely.repository import ProcessedMessageRepository
@@ -53,10 +54,14 @@ def _service(ledger: Any, consumer: Any = "billing", **options: Any) -> Any:
     return IdempotenceService(ledger, consumer, **options)
 
 
-NAMED: list[Decorate] = [_once, _claimed, _service]
-ALL: list[Decorate] = [*NAMED, idempotent_consumer]
+def _middleware(ledger: Any, consumer: Any = "billing", **options: Any) -> Any:
+    return Idempotent(ledger, consumer, **options)
 
-every = pytest.mark.parametrize("use", ALL)
+
+LEASED: list[Decorate] = [_once, _claimed, _service, idempotent_consumer]
+NAMED: list[Decorate] = [_once, _claimed, _service, _middleware]
+
+every = pytest.mark.parametrize("use", [*NAMED, idempotent_consumer])
 
 
 @pytest.fixture
@@ -99,7 +104,7 @@ def test_policy_that_is_none(ledger: Ledger, use: Decorate, policy: Any, instead
         use(ledger, policy=policy)
 
 
-@every
+@pytest.mark.parametrize("use", LEASED)
 @pytest.mark.parametrize("lease", [timedelta(0), "", "0s", 0])
 def test_lease_of_nothing(ledger: Ledger, use: Decorate, lease: Any) -> None:
     """A lease of zero, in any form, is an error, and never stands for the policy's own."""

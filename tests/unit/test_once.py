@@ -2,11 +2,10 @@
 
 import asyncio
 import inspect
-import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
@@ -22,11 +21,9 @@ from oncely._util.signals import told_to_stop
 from oncely.core.control import Reject, Unrecoverable
 from oncely.core.errors import (
     BusyError,
-    ConfigError,
     ExhaustedError,
     FencedError,
     InDoubtError,
-    MessageError,
     MismatchError,
     StoreUnavailable,
 )
@@ -187,17 +184,6 @@ def test_busy(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) 
     assert runs == []
 
 
-def test_busy_by_itself(ledger: Ledger) -> None:
-    """A function that calls itself for the same message finds it busy."""
-
-    @once(ledger, consumer="billing", key=lambda order: order.id)
-    def charge(order: Order) -> None:
-        charge(order)
-
-    with pytest.raises(BusyError):
-        charge(Order())
-
-
 def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     """The same id with another fingerprint raises MismatchError; an equal one is a duplicate."""
     charge = decorated(runs.append, fingerprint=lambda order: order.amount)
@@ -251,14 +237,6 @@ def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
         charge(Order(amount={"tax": 2, "net": 3}))
 
 
-def test_fingerprint_that_shows_no_content(decorated: Decorate, runs: list[Order]) -> None:
-    """What differs from process to process is no fingerprint: MessageError, and nothing runs."""
-    charge = decorated(runs.append, fingerprint=lambda order: object())
-    with pytest.raises(MessageError, match="has no JSON form"):
-        charge(Order())
-    assert runs == []
-
-
 def test_in_doubt(
     decorated: Decorate, ledger: Ledger, clock: ManualClock, key: Key, runs: list[Order]
 ) -> None:
@@ -270,21 +248,6 @@ def test_in_doubt(
     assert runs == []
     decorated(runs.append)(Order())
     assert runs == [Order()]
-
-
-@pytest.mark.parametrize("bad", ["", "  ", "a\0", None, 7.5, "x" * 256])
-def test_bad_ids(decorated: Decorate, ledger: Ledger, runs: list[Order], bad: Any) -> None:
-    """An id that cannot be one raises MessageError, and nothing runs."""
-    with pytest.raises(MessageError):
-        decorated(runs.append)(Order(bad))
-    assert runs == []
-    assert ledger.counts() == {}
-
-
-def test_bad_lease_is_refused(ledger: Ledger) -> None:
-    """A lease that is none is a ConfigError when the function is decorated, not when called."""
-    with pytest.raises(ConfigError, match="lease"):
-        once(ledger, consumer="billing", key=str, lease="0s")
 
 
 # ---- Failures ----------------------------------------------------------------------------------
@@ -566,26 +529,6 @@ def test_cancelled_while_claiming(
     assert ledger.find(key) is None
 
 
-def test_cancelled_while_claiming_what_is_busy(
-    charge_async: Callable[[Order], Awaitable[Any]],
-    rival: Ledger,
-    meddling: MeddlingStore,
-    key: Key,
-) -> None:
-    """A call that was cancelled ends cancelled, also where its claim is not granted."""
-    granted(rival.claim(key))
-
-    async def main() -> None:
-        task, go_on = await stalled_call(charge_async, meddling, at=1)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await within_deadline(task)
-
-    asyncio.run(main())
-
-
 def test_cancelled_while_completing(
     charge_async: Callable[[Order], Awaitable[Any]],
     ledger: Ledger,
@@ -605,28 +548,3 @@ def test_cancelled_while_completing(
 
     asyncio.run(main())
     assert found(ledger, key).state is State.COMPLETED
-
-
-@pytest.mark.usefixtures("hurried")
-def test_logs_hold_no_payloads(
-    decorated: Decorate, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is logged names the message, and has no payload in it."""
-    caplog.set_level(logging.DEBUG)
-
-    def charge(order: Order) -> None:
-        meddling.meddle = away
-
-    decorated(charge)(Order(amount="my payload"))
-    assert "abc-123" in caplog.text
-    assert "my payload" not in caplog.text
-
-
-def test_generators_are_refused(ledger: Ledger) -> None:
-    """A generator does its work after it has returned, so it cannot be completed by returning."""
-
-    def work(id_: str) -> Iterator[str]:
-        yield id_
-
-    with pytest.raises(ConfigError, match="is a generator"):
-        once(ledger, consumer="billing", key=lambda id_: id_)(work)

@@ -7,35 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from prometheus_client import CollectorRegistry
-from tests.conditions import wait_until
-from tests.logs import events_in, of_event
+from tests.logs import events_in
 from tests.meddling import MeddlingStore
-from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely import http
 from oncely.consumer import Consumer
-from oncely.consuming.acknowledger import Acknowledger
-from oncely.consuming.sending import Sending
 from oncely.core import rules
-from oncely.core.errors import StoreUnavailable, TransportError
+from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
-from oncely.core.record import Key
-from oncely.core.verdicts import Requeue
-from oncely.core.waiting import WaitingMessage
 from oncely.ledger import Ledger
-from oncely.lifecycle.heartbeat import Heartbeat
-from oncely.lifecycle.retention import StoredRetention
-from oncely.metrics import Metrics
 from oncely.once import once
-from oncely.outbox import Relay, RelayReport
-from oncely.stores.memory_store import MemoryStore
-from oncely.stores.sql.postgresql_listener import PostgresqlListener
-from oncely.testing import ManualClock
+from oncely.outbox import Relay
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +41,6 @@ def failing(times: int, error: Exception, then: Callable[..., Any]) -> Callable[
 
 
 AWAY = StoreUnavailable("gone")
-LOST = TransportError("gone")
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -93,44 +77,6 @@ def test_the_store_of_a_consumer(
     assert {vars(each)["queue"] for each in caplog.records} == {"in"}
 
 
-def test_leases_of_many(
-    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each heartbeat would extend the claims of all."""
-    heartbeat = Heartbeat(ledger, 60.0, is_by_hand=True)
-    heartbeat.hold([granted(ledger.claim(Key("billing", id_))) for id_ in "123"], 0.0)
-    meddling.meddle = failing(1_000, AWAY, nothing)
-    for _ in range(3):
-        heartbeat.beat()
-    meddling.meddle = nothing
-    heartbeat.beat()
-    assert events_in(caplog) == ["lease_extension_failed", "lease_extension_recovered"]
-
-
-def test_sending(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A consumer sends its deferred messages again and again."""
-    monkeypatch.setattr("oncely.consuming.sending._AGAIN_S", 0.001)
-    send: Any = SimpleNamespace(send_waiting=failing(3, LOST, lambda _: RelayReport(sent=1)))
-    sending = Sending(send, ledger.mailbox, "billing")
-    sending.send([Key("billing", "1")])
-    wait_until(lambda: not sending.is_unsent)
-    sending.close(60.0)
-    assert events_in(caplog) == ["sending_failed", "sending_recovered"]
-
-
-def test_acknowledging(caplog: pytest.LogCaptureFixture) -> None:
-    """Deliveries that end during an outage cannot be acknowledged."""
-    transport: Any = SimpleNamespace(acknowledge=failing(3, LOST, nothing))
-    acknowledger = Acknowledger(transport, None, threading.Event())
-    turn: Any = SimpleNamespace(taken=None, ending=None, delivery=None, verdict=Requeue())
-    for _ in range(5):
-        acknowledger.acknowledge([turn])
-    assert events_in(caplog) == ["settling_failed", "settling_recovered"]
-    assert vars(caplog.records[0])["count"] == 1
-
-
 def test_a_relay(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,68 +88,6 @@ def test_a_relay(
     relay = Relay(ledger, Queue(), poll=0.001)
     relay.run(stop, lambda _: None if next(seen, None) else stop.set())
     assert events_in(caplog) == ["relay_stalled", "relay_recovered"]
-
-
-def test_activity(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
-    """A process tells what it does every few seconds."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(MemoryStore, "keep_worker", failing(3, AWAY, MemoryStore.keep_worker))
-        for _ in range(5):
-            ledger.recorder.tell()
-    assert events_in(caplog) == ["activity_not_kept", "activity_kept"]
-
-
-def test_a_retention(
-    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each message would store it."""
-    retention = StoredRetention(ledger, "billing", "1d")
-    meddling.meddle = failing(3, AWAY, nothing)
-    for _ in range(5):
-        retention.store()
-    assert events_in(caplog) == ["retention_not_stored", "retention_stored"]
-
-
-def test_metrics(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is counted may fail each time; what else is counted ends no outage."""
-    metrics: Any = Metrics(CollectorRegistry())
-    metrics._untracked = SimpleNamespace(labels=failing(3, ValueError("a bug"), Mock()))
-    for _ in range(4):
-        metrics.untracked("billing")
-        metrics.purged("billing", 1)
-    assert events_in(caplog) == ["metrics_failed", "metrics_recovered"]
-
-
-def test_notifications(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Listening is begun again every few seconds."""
-    monkeypatch.setattr("oncely.stores.sql.postgresql_listener._AGAIN_S", 0.0)
-    monkeypatch.setattr("oncely.stores.sql.postgresql_listener._is_direct", lambda _: True)
-    monkeypatch.setattr(PostgresqlListener, "_hear", nothing)
-    heard: list[bool] = []
-    connect: Any = failing(3, OSError("gone\nand more"), lambda: Connection())
-    listening = PostgresqlListener(connect, "messages", lambda: heard.append(True))
-
-    def begin() -> bool:
-        listening.begin()
-        return bool(heard)
-
-    wait_until(begin)
-    listening.close()
-    assert events_in(caplog)[:2] == ["listening_ended", "listening_resumed"]
-    assert len(of_event(caplog, "listening_ended")) == 1
-
-
-class Connection:
-    """Of which nothing is asked."""
-
-    def __enter__(self) -> "Connection":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def execute(self, _: str) -> None:
-        pass
 
 
 def test_transactions(
@@ -262,23 +146,3 @@ def test_webhooks(
     assert statuses == [503] * 3 + [202] * 3
     assert events_in(caplog) == ["delivery_not_stored", "deliveries_stored"]
     assert vars(caplog.records[0])["message_id"] == "d-0"
-
-
-def test_a_destination(
-    ledger: Ledger, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that fails, while others do not, is tried ever more rarely, by any call."""
-    queue = Queue()
-    queue.make("good", "bad")
-    publish = queue.publish
-    fails = failing(2, LOST, publish)
-    queue.publish = lambda to, *rest, **how: (fails if to == "bad" else publish)(to, *rest, **how)  # type: ignore[method-assign]
-    relay = Relay(ledger, queue)
-    for number in range(3):
-        key = Key("shop", f"order-{number}")
-        mails = [WaitingMessage(f"{to}-{number}", to, Message(to), key) for to in ("good", "bad")]
-        ledger.handled(granted(ledger.claim(key)), deferred=mails)
-        relay.send_waiting()
-        clock.advance(3_600)
-    assert events_in(caplog) == ["destination_unavailable", "destination_available"]
-    assert vars(caplog.records[0])["again_in_s"] > 0

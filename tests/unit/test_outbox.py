@@ -135,17 +135,6 @@ def test_sent_in_order(relay: Relay, ledger: Ledger, broker: Broker, defer: Defe
     assert relay.send_waiting().sent == 0
 
 
-def test_destinations(relay: Relay, broker: Broker, defer: Defer) -> None:
-    """Each message goes where it is to go; what is for one destination travels together."""
-    defer("order-1", "a", to="mail")
-    defer("order-2", "b", to="bank")
-    defer("order-3", "c", to="mail")
-    relay.send_waiting()
-    assert broker.arrived("mail") == ["a", "c"]
-    assert broker.arrived("bank") == ["b"]
-    assert len(broker.calls) == 2
-
-
 # ---- What is refused ---------------------------------------------------------------------------
 
 
@@ -195,17 +184,6 @@ def test_a_lane_goes_one_by_one(relay: Relay, broker: Broker, defer: Defer) -> N
     defer("order-2", "x", "y")
     relay.send_waiting()
     assert [len(call) for call in broker.calls] == [2, 2, 1]
-
-
-def test_send_again(relay: Relay, ledger: Ledger, broker: Broker, defer: Defer) -> None:
-    """What was set aside is sent after all when people say so, and its message is completed."""
-    defer("order-1", "eleven long")
-    relay = Relay(ledger, broker, tries=1)
-    assert relay.send_waiting().set_aside == 1
-    assert ledger.mailbox.send_again() == 1
-    wider = StoreTransport(MemoryStore())
-    assert Relay(ledger, wider, create_queues=True).send_waiting().sent == 1
-    assert state(ledger, "order-1") is State.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -433,20 +411,6 @@ def test_tidies(ledger: Ledger, clock: ManualClock, broker: Broker, defer: Defer
     ledger.handled(granted(ledger.claim(Key("shop", "just now"))))
     Relay(ledger, broker).drain(threading.Event())
     assert ledger.counts() == {("shop", State.COMPLETED): 250, ("shop", State.HANDLED): 2}
-
-
-def test_drain_ends(ledger: Ledger, clock: ManualClock, broker: Broker, defer: Defer) -> None:
-    """To drain ends when the rest has a delay, and says that the broker is away."""
-    defer("order-1", "a")
-    defer("order-2", "b", delay_s=60)
-    relay = Relay(ledger, broker, clock=clock)
-    told: list[int] = []
-    report = relay.drain(threading.Event(), lambda report: told.append(report.sent))
-    assert (report.sent, told[-1], ledger.mailbox.backlog().waiting) == (1, 1, 1)
-    clock.advance(61)
-    broker.before = away
-    with pytest.raises(TransportError):
-        relay.drain(threading.Event())
 
 
 # ---- Crash points, settings --------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Properties of AMQP, whatever a client has written; how many messages the broker may send."""
-
-from datetime import UTC, datetime
+"""Properties of AMQP, whatever a client has written."""
 
 import pika
 import pytest
@@ -9,9 +7,7 @@ from tests.amqp import Raw, field, long
 
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
-from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.messages import Arrived, arrived, content_of
-from oncely.transports.rabbitmq.url_options import RabbitSettings
 
 
 def _arrived(properties: pika.BasicProperties) -> Arrived:
@@ -68,35 +64,7 @@ def test_id_that_is_no_text() -> None:
     assert _arrived(Raw(message_id=b"\xff")).problem == "the message id is not UTF-8"
 
 
-def test_milliseconds() -> None:
-    """A timestamp in milliseconds is one."""
-    message = _arrived(pika.BasicProperties(timestamp=1_700_000_000_000)).message
-    assert message.time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-
-
-def test_as_pika_reads_it() -> None:
-    """What is published pika reads as it was meant."""
-    message = Message("1", b"", "t", {"a": "é", "amqp-reply-to": "r"}, "s", key="k")
-    read = pika.BasicProperties()
-    read.decode(b"".join(content_of(message).properties.encode()))
-    assert (read.message_id, read.type, read.app_id, read.reply_to) == ("1", "t", "s", "r")
-    assert (read.headers, read.delivery_mode) == ({"a": "é", "x-oncely-key": "k"}, 2)
-
-
 def test_long_name() -> None:
     """A name of a header that is too long for AMQP is told."""
     with pytest.raises(MessageError, match="longer than the 255 bytes"):
         content_of(Message("1", headers={"n" * 256: ""}))
-
-
-def test_large_messages() -> None:
-    """Messages of the largest size fit from the start; larger ones, one by one."""
-    allowance = Allowance(RabbitSettings(2_000))
-    for _ in range(100):
-        assert not allowance.see(1_000_000)
-    assert not allowance.grow(allowance.share, is_stuck=True)
-    for _ in range(200):
-        is_too_much = allowance.see(100_000_000)
-    assert is_too_much
-    allowance.shrink()
-    assert allowance.share == 1

@@ -5,7 +5,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -71,25 +70,6 @@ def test_a_search_ends_in_time(store: Store, bounded: BoundedStore) -> None:
     assert max(bounded.looked_at) <= 1_000
 
 
-def test_a_patient_search_ends_with_the_ledger(store: Store, bounded: BoundedStore) -> None:
-    """Without a limit of time everything is looked at."""
-    complete(store, *(Key("billing", f"{n:05}") for n in range(MANY)))
-    found = ops.search(Ledger(bounded), ops.Selection(text="4999"), within_s=math.inf)
-    assert (ids(found), found.looked_at, found.end) == (["04999"], MANY, None)
-
-
-def test_a_search_ends_at_the_limit(store: Store, bounded: BoundedStore) -> None:
-    """Page after page has every record once, by id; those of one id are on one page."""
-    complete(store, *(Key(name, f"{n:02}") for n in range(20) for name in ("a", "b")))
-    pages = [ops.search(Ledger(bounded), ops.Selection(), 3)]
-    while (end := pages[-1].end) is not None:
-        pages.append(ops.search(Ledger(bounded), ops.Selection(), 3, after=end))
-    assert [each for page in pages for each in ids(page)] == [
-        f"{n:02}" for n in range(20) for _ in range(2)
-    ]
-    assert max(len(page.records) for page in pages) == 4
-
-
 def test_what_is_not_completed_is_found_at_once(store: Store, bounded: BoundedStore) -> None:
     """With an index one window finds what is not completed; other stores need more windows."""
     complete(store, *(Key("billing", f"{n:05}") for n in range(MANY)))
@@ -116,49 +96,6 @@ def test_the_exact_id_comes_first(store: Store, bounded: BoundedStore) -> None:
     # A part of an id that cannot be an id itself.
     complete(store, Key("billing", "a b"))
     assert ids(ops.search(ledger, ops.Selection(text=" "))) == ["a b"]
-
-
-def test_searches_by_everything_else(store: Store, clock: ManualClock) -> None:
-    """States, age, consumer and the beginning of the id have to fit, all of them."""
-    ledger = Ledger(store)
-    granted(ledger.claim(Key("a", "order-1"), "60s"))
-    clock.advance(3_600)
-    granted(ledger.claim(Key("a", "order-2"), "60s"))
-    ledger.fail(granted(ledger.claim(Key("b", "order-3"))), "no", final=True)
-    ledger.fail(granted(ledger.claim(Key("b", "order-4"))), "no")
-    complete(store, Key("b", "receipt"))
-
-    def found(*states: str, **fields: str) -> list[str]:
-        begins = fields.pop("begins", None)
-        chosen = ops.Selection(states=states, **fields)
-        return ids(ops.search(ledger, chosen, begins=begins))
-
-    assert found() == ["order-1", "order-2", "order-3", "order-4", "receipt"]
-    assert found("in doubt") == ["order-1"]
-    assert found("processing", "in-doubt") == ["order-1", "order-2"]
-    assert found("failed", "exhausted") == ["order-3", "order-4"]
-    assert found("exhausted", "completed") == ["order-3", "receipt"]
-    assert found(older_than="30m") == ["order-1"]
-    assert found(consumer="b", begins="order") == ["order-3", "order-4"]
-    assert found("failed", begins="order-4") == ["order-4"]
-    assert found(begins="order-9") == []
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"begins": "a\0"}, "begins with NUL; no id can have it"),
-        ({"after": "a\ud800"}, "after with a lone surrogate"),
-        ({"selection": ops.Selection(text="a\0")}, "text with NUL"),
-        ({"selection": ops.Selection(states=["stuck"])}, "'stuck' is none of"),
-        ({"selection": ops.Selection(older_than="soon")}, "'soon' is not a duration"),
-        ({"selection": ops.Selection(consumer="nobody")}, "no records of consumer 'nobody'"),
-    ],
-)
-def test_searches_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:
-    """A text that no id has, a word that is not a state, a consumer that is not there."""
-    with pytest.raises(ConfigError, match=said):
-        ops.search(Ledger(MemoryStore()), **{"selection": ops.Selection(), **options})
 
 
 class Measured:

@@ -1,4 +1,4 @@
-"""Supervising: when a dead worker is started again, when not, and that none outlives the other."""
+"""Supervising: what dead workers said counts, and that none outlives its supervisor."""
 
 import fcntl
 import os
@@ -13,55 +13,9 @@ import pytest
 from tests.conditions import wait_until
 
 from oncely._util import pauses
-from oncely._util.pauses import Backoff
 from oncely.consuming.consumer_report import ConsumerReport
 from oncely.consuming.supervising import Supervisor
 from oncely.core.errors import ConfigError, OncelyError
-from oncely.testing import ManualClock
-
-# ---- How long to wait --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """The time by which a Backoff counts."""
-    return ManualClock()
-
-
-def short_life(backoff: Backoff, clock: ManualClock) -> float:
-    """Let a worker live for a second, and die."""
-    backoff.started()
-    clock.advance(1)
-    return backoff.died()
-
-
-def test_twice_as_long_each_time(clock: ManualClock) -> None:
-    """A worker that dies again and again, for ever, is started ever more rarely, up to a bound."""
-    backoff = Backoff(clock, jitter=lambda: 1.0)
-    delays = [short_life(backoff, clock) for _ in range(3_000)]
-    assert delays == [0.5, 1, 2, 4, 8, 16] + [30] * 2_994
-
-
-def test_jitter(clock: ManualClock) -> None:
-    """Chance takes away up to half of the delay, so that workers do not come back together."""
-    least = Backoff(clock, jitter=lambda: 0.0)
-    assert [short_life(least, clock) for _ in range(3)] == [0.25, 0.5, 1]
-    some = [short_life(Backoff(clock), clock) for _ in range(50)]
-    assert len(set(some)) > 1
-    assert all(0.25 <= delay <= 0.5 for delay in some)
-
-
-def test_a_long_life_counts(clock: ManualClock) -> None:
-    """Whoever lived for a while is started again as soon as after its first death."""
-    backoff = Backoff(clock, jitter=lambda: 1.0)
-    delays = [short_life(backoff, clock) for _ in range(4)]
-    backoff.started()
-    clock.advance(60)
-    assert delays[-1] == 4
-    assert [backoff.died(), short_life(backoff, clock)] == [0.5, 1]
-
-
-# ---- Real workers ------------------------------------------------------------------------------
 
 WORKER = """
 import fcntl, os, signal, sys, threading, time
@@ -139,29 +93,6 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     return Workers(tmp_path)
 
 
-def test_reports_are_added_up(workers: Workers) -> None:
-    """Workers that end in good order are done, and what they did is added up."""
-    report = workers.run("line.end(ConsumerReport(received=3, handled=2, failed=1))", workers=2)
-    assert report == ConsumerReport(received=6, handled=4, failed=2)
-    assert len(workers.pids) == 2
-    assert workers.told == []
-
-
-def test_the_killed_are_replaced(workers: Workers) -> None:
-    """A worker that dies is started again, and people are told; the other is left alone."""
-    script = (
-        "if starts < 3: os.kill(os.getpid(), signal.SIGKILL)\nline.end(ConsumerReport(handled=1))"
-    )
-    assert workers.run(script).handled == 1
-    assert len(workers.pids) == 3
-    assert len(workers.told) == 2
-    for told in workers.told:
-        assert told.pop("again_in_s") in (0.0, 0.1)
-        assert told.pop("pid") in workers.pids
-        died = {"event": "worker_died", "worker": 1, "reason": "died of signal 9 (Killed)"}
-        assert told == died
-
-
 def test_what_the_killed_said_counts(workers: Workers) -> None:
     """What a worker said before it was killed is in the progress, and in the report."""
     script = (
@@ -193,33 +124,12 @@ def test_who_does_not_drain_is_started_again(workers: Workers) -> None:
     ]
 
 
-@pytest.mark.parametrize("drains", [True, False])
-def test_a_users_mistake_ends_it(workers: Workers, drains: bool) -> None:
-    """A worker that says three times in a row what is set wrong is believed; none is left over."""
-    script = "line.fail('the queue has no name')\nsys.exit(2)"
-    with pytest.raises(ConfigError, match="the queue has no name"):
-        workers.run(script, drains=drains)
-    assert len(workers.pids) == 3
-    assert workers.all_gone()
-
-
 def test_who_cannot_drain(workers: Workers) -> None:
     """To drain what cannot be reached is a failure, and goes on no more than three times."""
     with pytest.raises(OncelyError, match="the broker is away") as raised:
         workers.run("line.fail('the broker is away')\nsys.exit(1)")
     assert not isinstance(raised.value, ConfigError)
     assert len(workers.pids) == 3
-
-
-def test_stop_is_passed_on(workers: Workers) -> None:
-    """Told to stop, workers end in good order, and their last words count."""
-    stopping = workers.stop_when(lambda: len(workers.pids) == 2)
-    report = workers.run(
-        "stop.wait()\nline.end(ConsumerReport(handled=5))", workers=2, drains=False
-    )
-    stopping.join()
-    assert report.handled == 10
-    assert workers.told == []
 
 
 def test_who_does_not_stop_is_killed(workers: Workers) -> None:

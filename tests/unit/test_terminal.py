@@ -1,27 +1,6 @@
-"""How the command writes times."""
+"""How the command writes a point in time."""
 
-import pytest
-
-from oncely.core.shown import moment, span
-
-
-@pytest.mark.parametrize(
-    ("length_s", "said"),
-    [
-        (-1.0, "0 s"),
-        (0.9, "0 s"),
-        (59.9, "59 s"),
-        (60.0, "1 min"),
-        (3_599.0, "59 min 59 s"),
-        (3_605.0, "1 h"),
-        (11_525.0, "3 h 12 min"),
-        (90_061.0, "1 d 1 h"),
-        (400 * 86_400.0, "400 d"),
-    ],
-)
-def test_spans(length_s: float, said: str) -> None:
-    """The two largest units that stand beside each other."""
-    assert span(length_s) == said
+from oncely.core.shown import moment
 
 
 def test_moments() -> None:

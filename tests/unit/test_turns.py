@@ -1,10 +1,7 @@
 """What a run of the tests covers is chosen by the day, evenly."""
 
-import subprocess
-import sys
-
 import pytest
-from tests.turns import in_turn, is_whole_run, not_today
+from tests.turns import in_turn, not_today
 
 TURN = "ONCELY_TEST_TURN"
 STORES = ("memory", "sqlite", "postgresql", "mysql", "redis")
@@ -28,19 +25,6 @@ def test_every_choice_has_its_turn(count: int, days: int, monkeypatch: pytest.Mo
     assert set(covered) == set(STORES)
 
 
-def test_names_have_turns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One day does not try everything on one store."""
-    monkeypatch.setenv(TURN, "20784")
-    assert len({store for point in range(20) for store in in_turn(f"{point}", STORES)}) > 1
-
-
-def test_all_choices_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The long campaign leaves nothing to the day."""
-    monkeypatch.setenv("ONCELY_TEST_ALL", "1")
-    assert is_whole_run()
-    assert in_turn("a kill point", STORES) == STORES
-
-
 def test_tests_have_their_turn(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,12 +44,3 @@ def test_tests_have_their_turn(
         assert not not_today(items[:2])
     assert [len(day) for day in days] == [3, 3]
     assert set.union(*days) == {*items[1:]}
-
-
-def test_a_run_says_how_to_repeat_it(pytestconfig: pytest.Config) -> None:
-    """Where the header is left out, and other processes run the tests."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--collect-only", __file__]
-    told = subprocess.run(
-        command, cwd=pytestconfig.rootpath, capture_output=True, text=True, check=True
-    ).stdout
-    assert f"{TURN}=" in told

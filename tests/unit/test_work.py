@@ -135,18 +135,6 @@ def test_message_of_another_handler(ledger: Ledger) -> None:
     assert len(ledger.mailbox.deferred(Key("outer", "outer"))) == 1
 
 
-def test_nothing_is_processed_in_a_duplicates_block(ledger: Ledger, key: Key) -> None:
-    """What surrounds a duplicate is not what is processed in its block."""
-    with claimed(ledger, key):
-        pass
-    with claimed(ledger, OTHER):
-        with claimed(ledger, key) as work:
-            assert not work.is_new
-            with pytest.raises(MessageError):
-                current()
-        assert current().claim.key == OTHER
-
-
 # ---- Who leaves, and how -----------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.store import PutBack
 from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
-from oncely.web import dashboard, decisions
+from oncely.web import dashboard
 
 ONE, TWO = Key("billing", "order-1"), Key("billing", "order-2")
 
@@ -97,25 +97,6 @@ def test_a_worker_was_faster(filled: Trouble, operator: Reader) -> None:
     assert found is not None
     assert found.state is State.COMPLETED
     assert filled.ledger.find(TWO) is None
-
-
-def test_a_worker_is_faster_still(
-    filled: Trouble, operator: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What changes after it was looked at for the last time is refused by the ledger itself."""
-    asking = operator.send(
-        operator.get("/in-doubt"), "/records/confirm", decision="reset", every="yes"
-    )
-
-    def late(ledger: object, found: object, **note: str) -> object:
-        granted(filled.ledger.claim(ONE))
-        return ops.reset(ledger, found, **note)  # type: ignore[arg-type]
-
-    slow = replace(decisions.RECORDS["reset"], apply=late)
-    monkeypatch.setitem(decisions.RECORDS, "reset", slow)
-    done = text(operator.send(asking, "/records/change", why="old"))
-    assert "1 may run again, 1 refused" in done
-    assert "only a record that has failed or is in doubt can be reset" in done
 
 
 def test_retry_of_letters(filled: Trouble, operator: Reader) -> None:

@@ -1,14 +1,11 @@
-"""What many visits share: an answer that is asked for once, and a page that is made once."""
+"""What many visits share: a page that is made once, and anew when something is changed."""
 
 import re
 import threading
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from starlette.responses import Response
 from tests.forwarding import ForwardingStore
 from tests.web.conftest import PAGES, Reader, Trouble, as_user, forms, text
 
@@ -17,52 +14,6 @@ from oncely.core.errors import StoreUnavailable
 from oncely.stores.store import Store
 from oncely.testing import at_once
 from oncely.web import Role, Scope, User, dashboard
-from oncely.web.site import Remembered, SharedPages
-
-
-@pytest.mark.parametrize(("later_s", "seen"), [(61, 1), (3_600, 2)])
-def test_others_have_the_old_answer_while_one_asks_again(
-    monkeypatch: pytest.MonkeyPatch, later_s: float, seen: int
-) -> None:
-    """One of hours ago is not taken: they wait for the newer one."""
-    asking, answered = threading.Event(), threading.Event()
-    answers = iter([1, 2])
-
-    def ask() -> int:
-        answer = next(answers)
-        if answer == 2:
-            asking.set()
-            answered.wait(60)
-        return answer
-
-    remembered = Remembered(ask, 60.0)
-    assert remembered() == 1
-    later = time.monotonic() + later_s
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    with ThreadPoolExecutor(2) as visitors:
-        first = visitors.submit(remembered)
-        assert asking.wait(60)
-        second = visitors.submit(remembered)
-        if seen == 1:
-            assert second.result(60) == 1
-        answered.set()
-        assert [first.result(60), second.result(60), remembered()] == [2, seen, 2]
-
-
-def test_an_error_is_not_remembered() -> None:
-    """Whoever comes after one that failed asks again."""
-    asked: list[int] = []
-
-    def ask() -> int:
-        asked.append(1)
-        if len(asked) == 1:
-            raise OSError("away")
-        return 5
-
-    remembered = Remembered(ask, 60.0)
-    with pytest.raises(OSError, match="away"):
-        remembered()
-    assert remembered() == 5
 
 
 class CountingStore(ForwardingStore):
@@ -166,34 +117,3 @@ def test_each_has_their_own_name_and_forms(both: tuple[Reader, Reader]) -> None:
     for each in (anna, again):
         page = each.get("/in-doubt")
         each.send(page, "/records/confirm", decision="happened", every="yes")
-
-
-def test_what_was_made_before_a_change_is_not_shown_after_it() -> None:
-    """A page that was being made while somebody changed something is made again."""
-    making, changed = threading.Event(), threading.Event()
-    before, after, later = Response("2"), Response("1"), Response("0")
-
-    def slowly() -> Response:
-        making.set()
-        changed.wait(60)
-        return before
-
-    pages = SharedPages(60.0)
-    found: list[Response] = []
-    one = threading.Thread(target=lambda: found.append(pages("/failed", slowly)))
-    one.start()
-    assert making.wait(60)
-    pages.forget()
-    assert pages("/failed", lambda: after) is after
-    changed.set()
-    one.join(60)
-    assert found == [before]
-    assert pages("/failed", lambda: later) is after
-
-
-def test_pages_are_kept_within_bounds() -> None:
-    """However many addresses somebody asks for, the last few pages are kept."""
-    pages = SharedPages(60.0)
-    made = [pages(number, Response) for number in range(1_000)]
-    assert len(pages._pages) == 32
-    assert [pages(number, Response) for number in range(968, 1_000)] == made[968:]

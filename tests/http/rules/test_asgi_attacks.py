@@ -333,26 +333,6 @@ def test_work_in_the_background_follows_the_answer(guard: Guard, ledger: Ledger)
     assert ask(guarded).is_replayed
 
 
-def test_one_of_many_at_once_runs(guard: Guard) -> None:
-    """Twenty requests with one key: one is handled, the others are conflicts or repetitions."""
-    calls = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        calls.append(1)
-        await asyncio.sleep(0)
-        await done(scope, receive, send)
-
-    async def many() -> list[Reply]:
-        return await asyncio.gather(*(asgi_reply(guarded, keyed()) for _ in range(20)))
-
-    guarded = guard(app)
-    replies = asyncio.run(many())
-    assert len(calls) == 1
-    first = [reply for reply in replies if reply.status != 409 and not reply.is_replayed]
-    assert [reply.status for reply in first] == [201]
-    assert {reply.status for reply in replies} <= {201, 409}
-
-
 # ---- Other middleware --------------------------------------------------------------------------
 
 
