@@ -17,7 +17,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.errors import ConfigError, OncelyError, StoreError
+from oncely.lifecycle.patience import AWAY
 from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.ledgers import url_here
 from oncely.spark.modes.open_task import check_columns, run_task
@@ -41,6 +42,8 @@ class TaskReport(WriterCommitMessage):
     over: str
     """The earlier batch that cannot run again once this one is committed."""
     quarantined_file: str | None
+    refusal: str | None = None
+    """The store's error that ended the task, and that another attempt would meet again."""
 
 
 class OncelyDataSource(DataSource):
@@ -74,9 +77,13 @@ class OncelyDataSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's name.
         self,
         schema: StructType,
-        overwrite: bool,  # noqa: ARG002 - Spark's own signature.
+        overwrite: bool,
     ) -> "OncelyStreamWriter":
         """The writer of a stream; raises ConfigError for wrong options or columns."""
+        if overwrite:
+            raise ConfigError(
+                'outputMode complete: each batch has all results again; write .outputMode("append")'
+            )
         return OncelyStreamWriter(_checked(self.options, schema))
 
 
@@ -152,14 +159,29 @@ def _run_task(
         else:
             counts = TaskSupervisor(options, quarantine, task).run(batches)
         return TaskReport(counts, batch, over, quarantine.close())
-    except BaseException:
+    except BaseException as error:
         quarantine.discard()
+        if isinstance(error, StoreError) and not isinstance(error, AWAY):
+            # Raised here, Spark would repeat the task: it would wait for the claims of this
+            # attempt, and run handlers again.
+            return TaskReport(Counts(), batch, over, None, str(error))
         raise
 
 
 def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Add up the reports of a batch's tasks. Raises OncelyError if a delivery is not counted."""
+    """Add up the reports of a batch's tasks. Raises OncelyError if the store has refused one, or
+    if a delivery is not counted, and ConfigError for a trigger without batches.
+    """
     reports = [message for message in messages if isinstance(message, TaskReport)]
+    for report in reports:
+        if report.refusal is not None:
+            raise OncelyError(report.refusal)
+    if None in messages:
+        # Spark has not called the tasks at all. It only logs what is raised here, and goes on, but
+        # marks no offset as processed.
+        text = 'trigger continuous: no row is handled; write .trigger(processingTime="1 second")'
+        warnings.warn(f"oncely: {text}", RuntimeWarning, stacklevel=1)
+        raise ConfigError(text)
     total = sum((report.counts for report in reports), Counts())
     if len(reports) != len(messages) or total.received != total.settled:
         raise OncelyError(f"only {total.settled} of {total.received} deliveries are accounted for")

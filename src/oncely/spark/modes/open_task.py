@@ -9,8 +9,9 @@ from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
 from oncely._util.garbage import rarely_collecting
+from oncely.core.errors import StoreError
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import store_outage
+from oncely.lifecycle.patience import AWAY, store_outage
 from oncely.lifecycle.wrapping import check_function, check_takes
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
@@ -64,15 +65,18 @@ def run_task(
     """Open the task, and settle these rows, which come with their numbers in the task; close the
     channel. Raises as `open_task` does.
     """
-    counts = None
+    counts = refusal = None
     try:
         task = open_task(options, aside, channel, start)
         with rarely_collecting():
             task.run(batches)
         counts = task.counts
         return counts
+    except StoreError as error:
+        refusal = None if isinstance(error, AWAY) else str(error)
+        raise
     finally:
-        channel.close(counts)
+        channel.close(counts, refusal)
 
 
 def open_task(
