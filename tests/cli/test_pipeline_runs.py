@@ -280,6 +280,7 @@ def test_a_run_ends_where_too_many_fail(project: Project) -> None:
     assert "max_failures" not in err
 
 
+@pytest.mark.in_turn("pipelines")
 @pytest.mark.usefixtures("spark")
 def test_a_run_ends_where_the_store_refuses_for_good(project: Project) -> None:
     """One task is refused: the others are told to stop, and the line is the store's."""
