@@ -105,6 +105,7 @@ def test_failures_end_with_one(project: Project, command: Command) -> None:
     [
         ("message", "type", "no_such_column", "no_such_column"),
         ("source", "schema", "int", "is not a list of columns"),
+        ("source", "format", "jsn", "Failed to find the data source: jsn"),
         ("pipeline", "checkpoint", "nowhere://bucket/c", 'No FileSystem for scheme "nowhere"'),
     ],
 )

@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
 from oncely.core.ids import ID_IS_NO_STRING
-from oncely.spark.failures import first_line
+from oncely.spark.failures import cause_of, first_line
 from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.settings import quoted, unquoted
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
@@ -66,6 +67,9 @@ def _read_rows(spark: SparkSession, config: PipelineConfig) -> DataFrame:
         return _visible(_with_text_id(rows, config), config)
     except PySparkException as error:
         raise config.wrong("[source]", first_line(error)) from error
+    except Py4JJavaError as error:
+        # A class that is not there is not an error of PySpark's.
+        raise config.wrong("[source] format", cause_of(error)) from error
 
 
 def _read_lines(
