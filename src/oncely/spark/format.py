@@ -2,13 +2,15 @@
 ledger.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 from pyarrow import RecordBatch
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -30,6 +32,8 @@ from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.paths import check_quarantine
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, check_on_driver, read_options
+
+_ARCHIVES = (".zip", ".egg", ".whl")
 
 
 @dataclass
@@ -88,6 +92,7 @@ class OncelyDataSource(DataSource):
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    _find_archives()
     read = read_options(options)
     if read.handler_batch is not None:
         raise ConfigError(
@@ -136,6 +141,15 @@ class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
         return _run_task(self._options, f"{query}-{batch}", f"{query}-{batch - 1}", iterator)
 
 
+def _find_archives() -> None:
+    """Let modules be imported from archives that were added to the session: for a format that Spark
+    has found by itself it adds to the path of its workers only the folder in which they are.
+    """
+    root = Path(SparkFiles.getRootDirectory())
+    found = (str(file) for kind in _ARCHIVES for file in root.rglob(f"*{kind}"))
+    sys.path.extend(sorted({*found} - {*sys.path}))
+
+
 def _property(name: str) -> str | None:
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
@@ -144,6 +158,7 @@ def _property(name: str) -> str | None:
 def _run_task(
     options: SinkOptions, batch: str, over: str, batches: Iterator[RecordBatch]
 ) -> TaskReport:
+    _find_archives()
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     # A cluster cannot share each ledger, and this machine may not have the secret.
