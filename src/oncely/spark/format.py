@@ -146,7 +146,9 @@ def _find_archives() -> None:
     has found by itself it adds to the path of its workers only the folder in which they are.
     """
     root = Path(SparkFiles.getRootDirectory())
-    found = (str(file) for kind in _ARCHIVES for file in root.rglob(f"*{kind}"))
+    # Spark Connect has a folder of its own for them.
+    files = [*root.glob("*"), *root.glob("pyfiles/*")]
+    found = (str(file) for file in files if file.suffix in _ARCHIVES)
     sys.path.extend(sorted({*found} - {*sys.path}))
 
 
