@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import psycopg
 import pytest
 from pyspark.errors import PySparkException
-from sqlalchemy.engine import make_url
 from tests.conditions import wait_until
 from tests.conformance.conftest import SHARED, url_of
 from tests.turns import in_turn
@@ -55,18 +53,20 @@ def test_every_store(
     assert {row.message_id for row in read.collect()} == {*ids, "new"}
 
 
-def without_delete(postgresql_ledger_url: str) -> Iterator[str]:
-    """The ledger's URL for a role that may do anything but delete."""
-    url = make_url(postgresql_ledger_url)
-    role = f"no_delete_{uuid4().hex}"
+def that_never_deletes(postgresql_ledger_url: str) -> Iterator[str]:
+    """The URL of a ledger whose database refuses to remove what has waited."""
     with psycopg.connect(postgresql_ledger_url, autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
-        connection.execute(f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {role}")
+        connection.execute(
+            "CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$BEGIN RAISE EXCEPTION 'nothing is deleted here'; END$$"
+        )
+        connection.execute(
+            "CREATE TRIGGER never BEFORE DELETE ON waiting_messages EXECUTE FUNCTION never()"
+        )
         try:
-            yield url.set(username=role, password="x").render_as_string(hide_password=False)
+            yield postgresql_ledger_url
         finally:
-            connection.execute(f"DROP OWNED BY {role}")
-            connection.execute(f"DROP ROLE {role}")
+            connection.execute("DROP FUNCTION never CASCADE")
 
 
 def that_never_completes(sqlite_ledger_url: str) -> Iterator[str]:
@@ -83,7 +83,7 @@ def that_never_completes(sqlite_ledger_url: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("refusing", "fixture", "said"),
     [
-        (without_delete, "postgresql_ledger_url", "permission denied for table waiting_messages"),
+        (that_never_deletes, "postgresql_ledger_url", "nothing is deleted here"),
         (that_never_completes, "sqlite_ledger_url", "nothing is completed here"),
     ],
 )
