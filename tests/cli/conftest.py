@@ -46,6 +46,9 @@ def send(message):
 def fail(message):
     raise ValueError("never")
 
+def two(message, session):
+    raise ValueError("not called")
+
 not_callable = 3
 """
 

@@ -44,6 +44,23 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "handler", "nowhere:f", "[pipeline] handler: 'nowhere:f' cannot be imported"),
     ("pipeline", "handler", "handlers:gone", "'handlers:gone' cannot be imported: AttributeError"),
     ("pipeline", "handler", "handlers:not_callable", "is not a function"),
+    (
+        "pipeline",
+        "handler",
+        "handlers:two",
+        "handler: two takes (message, session); write `def two",
+    ),
+    ("pipeline", "mode", "transactional", "handler: handle takes (message); write `def handle(mes"),
+    ("pipeline", "checkpoint", "out/quarantine", "quarantine' is in the folder of [pipeline] ch"),
+    (
+        "pipeline",
+        "checkpoint",
+        "in/../out",
+        "ledger.db' is in the folder of [pipeline] checkpoint; n",
+    ),
+    ("pipeline", "quarantine", "out/checkpoint/q", "q' is in the folder of [pipeline] checkpoint"),
+    ("pipeline", "quarantine", "in/q", "[pipeline] quarantine: "),
+    ("pipeline", "checkpoint", "in", "is in the folder of [source] path; name one beside it"),
     ("pipeline", "handler_batch", "handlers:handle", "[pipeline] handler: a batch handler runs in"),
     ("pipeline", "staging", "out/x", "[pipeline] staging: only a batch handler needs it"),
     ("pipeline", "ledger", "oracle://u:secret@h/db", "[pipeline] ledger: 'oracle://u:***@h/db' is"),
@@ -67,7 +84,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "quarantine", "s3a://b/q", "[pipeline] quarantine: 's3a://b/q' cannot be opened"),
     ("pipeline", "archive", "s3a://b/a", "[pipeline] archive: 's3a://b/a' cannot be opened"),
     ("pipeline", "archive", "archvie", " sees no folder '"),
-    ("pipeline", "ledger", "sqlite:///in", "is a folder; name a file"),
+    ("pipeline", "ledger", "sqlite:///folder", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
     ("pipeline", "ledger", "env:HOME", "'env:HOME' is not of a known kind"),
     ("pipeline", "ledger", "file:noise.bin", "cannot be read: it is not text"),
@@ -92,6 +109,7 @@ def test_a_wrong_file_says_what_is_wrong(
 ) -> None:
     """One line, with the file, the table and the key."""
     (project.folder / "noise.bin").write_bytes(b"\xff\xfe\xfa")
+    (project.folder / "folder").mkdir()
     (project.folder / "leaves.py").write_text("raise SystemExit(7)")
     err = said_of(project, table, key, value)
     assert said in err

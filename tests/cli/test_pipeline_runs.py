@@ -6,15 +6,17 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import Command, Project, Run, with_real_input
+from tests.cli.conftest import HANDLERS, Command, Project, Run, with_real_input
 from tests.conditions import wait_until
 from tests.turns import in_turn
 
@@ -103,6 +105,7 @@ def test_failures_end_with_one(project: Project, command: Command) -> None:
     [
         ("message", "type", "no_such_column", "no_such_column"),
         ("source", "schema", "int", "is not a list of columns"),
+        ("source", "format", "jsn", "Failed to find the data source: jsn"),
         ("pipeline", "checkpoint", "nowhere://bucket/c", 'No FileSystem for scheme "nowhere"'),
     ],
 )
@@ -276,6 +279,33 @@ def test_a_run_ends_where_too_many_fail(project: Project) -> None:
     ran, err = project.outcome("--json")
     assert ran == 1
     assert "max_failures" not in err
+
+
+@pytest.mark.in_turn("pipelines")
+@pytest.mark.usefixtures("spark")
+def test_a_run_ends_where_the_store_refuses_for_good(project: Project) -> None:
+    """One task is refused: the others are told to stop, and the line is the store's."""
+    project.put("1.json", [f"m{number}" for number in range(40)])
+    project.tables["pipeline"]["partitions"] = 2
+    assert project.run()["handled"] == 40
+    with closing(sqlite3.connect(project.folder / "out" / "ledger.db")) as connection, connection:
+        connection.execute(
+            "CREATE TRIGGER never BEFORE UPDATE ON processed_messages"
+            " WHEN NEW.message_id = 'n0' AND NEW.status = 'sent'"
+            " BEGIN SELECT RAISE(ABORT, 'not n0'); END"
+        )
+    (project.folder / "handlers.py").write_text(
+        HANDLERS.replace("PAUSE_S)", "0 if message.id == 'n0' else 0.03)")
+    )
+    project.put("2.json", [f"n{number}" for number in range(4_000)])
+    code, err = project.outcome()
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("oncely: sqlite")
+    assert last.removesuffix("; run with --verbose for the traceback").endswith("not n0")
+    effects = project.effects()
+    assert set(effects.values()) == {1}
+    assert len(effects) < 4_000
 
 
 FAILING = """

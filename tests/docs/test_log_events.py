@@ -61,7 +61,8 @@ def logged_by(call: ast.Call, function: ast.AST) -> Iterator[Logged]:
         level = getattr(given.get("level"), "attr", "warning").lower()
         fields = frozenset(name for name in given if name not in (None, "level"))
         yield Logged(begins, sentence, level, fields | {"error"})
-        yield Logged(ends, last, "info", fields | {"away_s"})
+        end = "warning" if level == "error" else level
+        yield Logged(ends, last, end, fields | {"away_s"})
 
 
 @cache

@@ -6,6 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import ZipFile
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -36,9 +37,12 @@ def main(remote: str, folder: Path) -> None:
         "mistake": mistake(messages),
     }
     more = made_up(spark, folder, "b", "c")
-    more.write.format("oncely").options(**sink_options(spark, consumer="process")).mode(
-        "append"
-    ).save()
+    zipped = folder / "zipped.zip"
+    with ZipFile(zipped, "w") as archive:
+        archive.write(HERE / "handlers.py", "zipped_for_client.py")
+    spark.addArtifacts(str(zipped), pyfile=True)
+    own = sink_options(spark, consumer="process", handler="zipped_for_client:work")
+    more.write.format("oncely").options(**own | {"handler_path": ""}).mode("append").save()
     each_batch(spark, folder)
     straight(spark, folder)
     sys.stdout.write(json.dumps(told))

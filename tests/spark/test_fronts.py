@@ -30,8 +30,10 @@ from oncely.core.activity import Run
 from oncely.locations import LedgerAddress
 from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_options
 from oncely.spark.failures import as_own
+from oncely.spark.format import OncelyStreamWriter
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.settings import as_text
+from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -350,6 +352,32 @@ def test_a_stream_stops_where_too_many_fail(
     # The batch comes again: it is known, no handler runs, and the stream gets past it.
     run()
     assert effects.per_message() == {"a": 1}
+
+
+def test_streams_that_cannot_be_handled_once(
+    spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
+) -> None:
+    """All results again in each batch; or rows that no task is called with, as in the continuous
+    mode, in which Spark only logs the error.
+    """
+    rows = spark.readStream.format("rate").load().selectExpr("string(value) AS id")
+    counted = rows.groupBy("id").count().selectExpr("id", f"'{effects.path}' AS source")
+    options = sink_options(spark, **settings)
+    query = (
+        counted.writeStream.format("oncely")
+        .options(**options)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .outputMode("complete")
+        .start()
+    )
+    with pytest.raises(PySparkException) as raised:
+        query.awaitTermination(60)
+    assert str(as_own(raised.value)).startswith("outputMode complete: each batch has all results")
+    writer = OncelyStreamWriter(read_options(options))
+    said = "trigger continuous: no row is handled"
+    with pytest.warns(RuntimeWarning, match=said), pytest.raises(ConfigError, match=said):
+        writer.commit([None, None], 0)
+    assert not effects.lines()
 
 
 class Gauges(StreamingQueryListener):

@@ -39,6 +39,11 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"quarantine": "nowhere://bucket"}, "option quarantine: 'nowhere://bucket' cannot be opened:"),
     ({"quarantine": "/proc/quarantine"}, "option quarantine: '/proc/quarantine' cannot be written"),
     ({"quarantine": "FILE/below"}, "/file/below' cannot be written: Not a directory"),
+    ({"handler": "handlers:book"}, "handler: book takes (message: oncely.core.message.Message, s"),
+    (
+        {"quarantine": "/dev/shm/x/", "archive": "/dev/shm/x/y"},
+        "'/dev/shm/x/y' is in the folder of",
+    ),
     ({"archive": "s3a://bucket/archive"}, "archive: 's3a://bucket/archive' is not a folder that c"),
     ({"archive": "/nowhere/archive"}, " sees no folder '/nowhere/archive'"),
 ]

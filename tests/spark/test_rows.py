@@ -31,6 +31,7 @@ from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.spreading import spread
 
 if TYPE_CHECKING:
+    from pyspark.sql import Row as SparkRow
     from pyspark.sql import SparkSession
 
 STORES = ["postgresql", *in_turn("other database of rows", ["sqlite", "mysql"])]
@@ -581,24 +582,93 @@ def test_several_tasks_renew_in_order(spark: "SparkSession", place: Place) -> No
     assert found == {f"a{n}": 2_850 + n for n in range(50)}
 
 
+def rows_of(spark: "SparkSession", folder: Path, tables: str) -> list["SparkRow"]:
+    """What a pipeline file with these tables makes of its source."""
+    file = folder / "pipeline.toml"
+    file.write_text(
+        '[pipeline]\nname = "odd"\nconsumer = "odd"\nledger = "sqlite:///ledger.db"\n'
+        f'mode = "rows"\ntable = "odd"\ncheckpoint = "c"\nquarantine = "q"\n{tables}'
+    )
+    messages = read_messages(spark, read_config(file))
+    query = messages.writeStream.format("memory").queryName("odd").trigger(availableNow=True)
+    assert query.start().awaitTermination(120)
+    return spark.table("odd").orderBy("id").collect()
+
+
+_LINES = """{"id": "a", "n": 1, "dropped": 1.50, "n": 2}
+
+[{"id": "b", "dropped": "x"}, {"id": "c"}]
+{"id": 17, "dropped": [1]}
+{"id": "d", "n": "text", "dropped": 1}
+"""
+_OF_LINES = [
+    ("17", '{"id": 17, "dropped": [1]}', ID_IS_NO_STRING),
+    ("a", '{"id": "a", "n": 1, "dropped": 1.50, "n": 2}', None),
+    ("b", '{"dropped":"x","id":"b"}', None),
+    ("c", '{"id":"c"}', None),
+    ("d", '{"id": "d", "n": "text", "dropped": 1}', "row does not fit the schema"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text", "expected"),
+    [
+        ("json", "", _LINES, _OF_LINES),
+        (
+            "json",
+            "multiLine = true",
+            '[{"id": "a"},\n {"id": "b"}]',
+            [("a", '{"id":"a"}', None), ("b", '{"id":"b"}', None)],
+        ),
+        (
+            "csv",
+            "",
+            "a,1\nb,1,dropped\n",
+            [("a", '{"id":"a","n":1}', None), ("b", "b,1,dropped", "not csv")],
+        ),
+    ],
+)
+def test_what_the_schema_drops(
+    spark: "SparkSession",
+    tmp_path: Path,
+    kind: str,
+    options: str,
+    text: str,
+    expected: list[tuple[str | None, str, str | None]],
+) -> None:
+    """It is in the original row, which the quarantine has, and not in what the file's expressions
+    see, which is the columns of the schema alone.
+    """
+    (tmp_path / "rows").write_text(text)
+    everything = "to_json(struct(*), map('ignoreNullFields', 'false'))"
+    rows = rows_of(
+        spark,
+        tmp_path,
+        f'[source]\nformat = "{kind}"\npath = "rows"\nschema = "id STRING, n INT"\n'
+        f'[source.options]\n{options}\n[message]\nid = "id"\n[columns]\n'
+        f'all = "{everything}"\nfew = "to_json(struct(* EXCEPT (n), \'(*\' AS t))"\n'
+        'file = "_metadata.file_name"\n',
+    )
+    for row in rows:
+        assert row.file == "rows"
+        assert {*json.loads(row.all)} == {"id", "n"}
+        assert {*json.loads(row.few)} - {"id"} == {"t"}
+    told = [(row.id, row.oncely_row, row.oncely_broken) for row in rows]
+    assert told == expected
+
+
 def test_a_source_whose_columns_need_backticks(spark: "SparkSession", tmp_path: Path) -> None:
     """A pipeline file names them as Spark SQL does; an id that is a number is found there, too."""
     (tmp_path / "in.json").write_text(
         '{"the `id`": "m1", "a.b": 1, "a`b": "x"}\n{"the `id`": 17, "a.b": 2, "a`b": "y"}\n'
     )
-    file = tmp_path / "pipeline.toml"
-    file.write_text(
-        '[pipeline]\nname = "odd"\nconsumer = "odd"\nledger = "sqlite:///ledger.db"\n'
-        'mode = "rows"\ntable = "odd"\ncheckpoint = "c"\nquarantine = "q"\n'
+    bad, good = rows_of(
+        spark,
+        tmp_path,
         '[source]\nformat = "json"\npath = "in.json"\n'
         '[message]\nid = "`the ``id```"\n'
-        '[columns]\n"x`y" = "`a.b`"\nz = "`a``b`"\n'
+        '[columns]\n"x`y" = "`a.b`"\nz = "`a``b`"\n',
     )
-    config = read_config(file)
-    messages = read_messages(spark, config)
-    query = messages.writeStream.format("memory").queryName("odd").trigger(availableNow=True)
-    assert query.start().awaitTermination(120)
-    good, bad = spark.table("odd").orderBy("z").collect()
     assert (good["id"], good["x`y"], good["z"], good["oncely_broken"]) == ("m1", 1, "x", None)
     assert json.loads(good["oncely_row"]) == {"the `id`": "m1", "a.b": 1, "a`b": "x"}
     assert (bad["oncely_broken"], json.loads(bad["oncely_row"])["the `id`"]) == (

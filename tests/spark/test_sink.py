@@ -4,11 +4,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from tests.conditions import wait_until
+from tests.spark.conftest import HERE
 
 from oncely import Claim, ConfigError, Granted, Key, Ledger, Policy, State
 from oncely.core.commands import Outcome
@@ -49,6 +51,17 @@ def test_what_is_no_message_is_set_aside(
     assert sorted(row["reason"] for row in rows) == sorted(counts.quarantined.elements())
     assert {row["id"] for row in rows} >= {None, "", "x" * 256}
     assert all(str(effects.path) in row["row"] for row in rows)
+
+
+def test_a_handler_in_an_archive_of_the_session(
+    spark: "SparkSession", frame: Frame, write: "Write", effects: "Effects", tmp_path: Path
+) -> None:
+    """As with `--py-files`, though Spark finds the format by itself."""
+    with ZipFile(tmp_path / "zipped.zip", "w") as archive:
+        archive.write(HERE / "handlers.py", "zipped_handlers.py")
+    spark.sparkContext.addPyFile(str(tmp_path / "zipped.zip"))
+    assert write(frame("a", "b"), handler="zipped_handlers:work", handler_path="").handled == 2
+    assert effects.per_message() == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("large", ["false", "true"])

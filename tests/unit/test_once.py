@@ -314,6 +314,8 @@ def test_error_whose_recording_fails(
         decorated(charge)(Order())
     assert caught.value is error
     assert "storing_failed" in events_in(caplog)
+    # With its reason: no place in a program is at fault.
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: list[Order]) -> None:

@@ -64,4 +64,6 @@ class Outage:
         event, sentence = self._ends
         away_s = round(monotonic() - self._began_at, 1)
         told = {"event": event, **self._values, "away_s": away_s}
-        self._log.info(sentence, extra=told, stacklevel=2)
+        # Whoever is shown how it begins is shown how it ends: a program without a configuration of
+        # its log, such as Spark's workers, shows warnings.
+        self._log.log(min(self._level, logging.WARNING), sentence, extra=told, stacklevel=2)

@@ -297,12 +297,12 @@ class Handling:
         keys = [cast(Key, turn.key) for turn in turns]
         try:
             await calls.run(calls.mailbox.finish, keys)
-        except AWAY:
+        except AWAY as error:
             # A relay does it later.
             _log.warning(
                 "handled messages of '%(consumer)s' could not be marked as completed: %(reason)s; "
                 "a relay marks them later",
-                exc_info=True,
+                error=error,
                 extra={"event": "finishing_failed", **self.told_of(turns)},
             )
 
@@ -442,7 +442,7 @@ class Handling:
             _log.warning(
                 "%(count)s messages of '%(consumer)s' could not be stored for a retry, or as dead "
                 "letters: %(reason)s; they are redelivered",
-                exc_info=error,
+                error=error,
                 extra={"event": "keeping_failed", **self.told_of(turns)},
             )
             for turn in turns:
@@ -654,7 +654,7 @@ class Handling:
         _log.error(
             "the end of %(count)s messages of '%(consumer)s' could not be stored before their "
             "leases ran out: %(reason)s; they are in doubt, the first is '%(message_id)s'",
-            exc_info=error,
+            error=error,
             extra={"event": "storing_failed", **self.told_of(turns)},
         )
         for turn in turns:

@@ -2,13 +2,15 @@
 ledger.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 from pyarrow import RecordBatch
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -17,7 +19,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.errors import ConfigError, OncelyError, StoreError
+from oncely.lifecycle.patience import AWAY
 from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.ledgers import url_here
 from oncely.spark.modes.open_task import check_columns, run_task
@@ -30,6 +33,8 @@ from oncely.spark.sink.paths import check_quarantine
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, check_on_driver, read_options
 
+_ARCHIVES = (".zip", ".egg", ".whl")
+
 
 @dataclass
 class TaskReport(WriterCommitMessage):
@@ -41,6 +46,8 @@ class TaskReport(WriterCommitMessage):
     over: str
     """The earlier batch that cannot run again once this one is committed."""
     quarantined_file: str | None
+    refusal: str | None = None
+    """The store's error that ended the task, and that another attempt would meet again."""
 
 
 class OncelyDataSource(DataSource):
@@ -74,13 +81,18 @@ class OncelyDataSource(DataSource):
     def streamWriter(  # noqa: N802 - Spark's name.
         self,
         schema: StructType,
-        overwrite: bool,  # noqa: ARG002 - Spark's own signature.
+        overwrite: bool,
     ) -> "OncelyStreamWriter":
         """The writer of a stream; raises ConfigError for wrong options or columns."""
+        if overwrite:
+            raise ConfigError(
+                'outputMode complete: each batch has all results again; write .outputMode("append")'
+            )
         return OncelyStreamWriter(_checked(self.options, schema))
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    _find_archives()
     read = read_options(options)
     if read.handler_batch is not None:
         raise ConfigError(
@@ -129,6 +141,17 @@ class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
         return _run_task(self._options, f"{query}-{batch}", f"{query}-{batch - 1}", iterator)
 
 
+def _find_archives() -> None:
+    """Let modules be imported from archives that were added to the session: for a format that Spark
+    has found by itself it adds to the path of its workers only the folder in which they are.
+    """
+    root = Path(SparkFiles.getRootDirectory())
+    # Spark Connect has a folder of its own for them.
+    files = [*root.glob("*"), *root.glob("pyfiles/*")]
+    found = (str(file) for file in files if file.suffix in _ARCHIVES)
+    sys.path.extend(sorted({*found} - {*sys.path}))
+
+
 def _property(name: str) -> str | None:
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
@@ -137,6 +160,7 @@ def _property(name: str) -> str | None:
 def _run_task(
     options: SinkOptions, batch: str, over: str, batches: Iterator[RecordBatch]
 ) -> TaskReport:
+    _find_archives()
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     # A cluster cannot share each ledger, and this machine may not have the secret.
@@ -152,14 +176,29 @@ def _run_task(
         else:
             counts = TaskSupervisor(options, quarantine, task).run(batches)
         return TaskReport(counts, batch, over, quarantine.close())
-    except BaseException:
+    except BaseException as error:
         quarantine.discard()
+        if isinstance(error, StoreError) and not isinstance(error, AWAY):
+            # Raised here, Spark would repeat the task: it would wait for the claims of this
+            # attempt, and run handlers again.
+            return TaskReport(Counts(), batch, over, None, str(error))
         raise
 
 
 def commit_batch(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Add up the reports of a batch's tasks. Raises OncelyError if a delivery is not counted."""
+    """Add up the reports of a batch's tasks. Raises OncelyError if the store has refused one, or
+    if a delivery is not counted, and ConfigError for a trigger without batches.
+    """
     reports = [message for message in messages if isinstance(message, TaskReport)]
+    for report in reports:
+        if report.refusal is not None:
+            raise OncelyError(report.refusal)
+    if None in messages:
+        # Spark has not called the tasks at all. It only logs what is raised here, and goes on, but
+        # marks no offset as processed.
+        text = 'trigger continuous: no row is handled; write .trigger(processingTime="1 second")'
+        warnings.warn(f"oncely: {text}", RuntimeWarning, stacklevel=1)
+        raise ConfigError(text)
     total = sum((report.counts for report in reports), Counts())
     if len(reports) != len(messages) or total.received != total.settled:
         raise OncelyError(f"only {total.settled} of {total.received} deliveries are accounted for")

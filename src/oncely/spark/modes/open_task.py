@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
 from oncely._util.garbage import rarely_collecting
+from oncely.core.errors import StoreError
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import store_outage
-from oncely.lifecycle.wrapping import check_function, check_takes
+from oncely.lifecycle.patience import AWAY, store_outage
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
 from oncely.spark.modes.steady import steadily
@@ -19,7 +19,7 @@ from oncely.spark.modes.tally import Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import check_schema
-from oncely.spark.sink.sink_options import SinkOptions, import_function
+from oncely.spark.sink.sink_options import SinkOptions, import_handler
 from oncely.stores.open_store import open_sessions
 
 if TYPE_CHECKING:
@@ -64,15 +64,18 @@ def run_task(
     """Open the task, and settle these rows, which come with their numbers in the task; close the
     channel. Raises as `open_task` does.
     """
-    counts = None
+    counts = refusal = None
     try:
         task = open_task(options, aside, channel, start)
         with rarely_collecting():
             task.run(batches)
         counts = task.counts
         return counts
+    except StoreError as error:
+        refusal = None if isinstance(error, AWAY) else str(error)
+        raise
     finally:
-        channel.close(counts)
+        channel.close(counts, refusal)
 
 
 def open_task(
@@ -92,12 +95,13 @@ def _open(
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
 
-            handler = _handler(options, "message")
-            return LeasedTask(_ledger(options), options, handler, aside, channel, start)
+            return LeasedTask(
+                _ledger(options), options, import_handler(options), aside, channel, start
+            )
         case "transactional":
             from oncely.spark.modes.transactional import TransactionalTask
 
-            handler = _handler(options, "message", "session")
+            handler = import_handler(options)
             with url_here(options.address.location) as url:
                 begins = _sessions_at(url)
             ledger = _ledger(options)
@@ -114,11 +118,3 @@ def _ledger(options: SinkOptions) -> Ledger:
     ledger = migrated_ledger(options.address)
     ledger.keep_retention(options.consumer, options.policy.retention)
     return ledger
-
-
-def _handler(options: SinkOptions, *takes: str) -> Callable[..., Any]:
-    """The handler. Raises ConfigError if it cannot be imported, or called with these arguments."""
-    handler = import_function(options.handler, "handler", options.handler_path)
-    check_function(handler, "handler")
-    check_takes(handler, "handler", takes)
-    return handler

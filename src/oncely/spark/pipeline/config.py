@@ -24,7 +24,7 @@ from oncely.spark.option_values import unknown
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
 from oncely.spark.settings import as_text
-from oncely.spark.sink.paths import check_scheme, check_writable
+from oncely.spark.sink.paths import check_apart, check_scheme, check_writable
 from oncely.spark.sink.sink_options import (
     Mode,
     check_on_driver,
@@ -118,6 +118,7 @@ _SINKS_OPTIONS = {
     *("ledger_table", "ledger_schema", "chunk", "concurrency", "max_failures"),
 }
 """The keys of [pipeline] that the sink has as options, with the same meaning."""
+_FOLDERS = ("quarantine", "staging", "archive")
 _SPARKS_WAY = re.compile(r'\.option\("(\w+)", ("[^"]*")\)')
 
 
@@ -154,6 +155,7 @@ class PipelineConfig:
         options = {**pipeline.model_dump(include=_SINKS_OPTIONS), **places}
         self.sink_options = as_text(options) | as_text(tables.policy)
         """The options of the sink that the file sets."""
+        self._check_apart()
         self._check_sink()
         self._check_columns()
         self._check_places()
@@ -219,6 +221,19 @@ class PipelineConfig:
         if folder and "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
             raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
         return folder
+
+    def _check_apart(self) -> None:
+        file = self.address.location.removeprefix("sqlite:///")
+        places = {
+            "[pipeline] ledger": None if file == self.address.location else file,
+            **{f"[pipeline] {name}": self.sink_options.get(name) for name in _FOLDERS},
+            "[pipeline] checkpoint": self.checkpoint,
+            "[source] path": self.source_path,
+        }
+        try:
+            check_apart(places)
+        except ConfigError as error:
+            raise ConfigError(f"{self.file}: {error}") from None
 
     def _check_sink(self) -> None:
         """Check what the sink checks, before Spark starts, and with the URLs that are secret."""

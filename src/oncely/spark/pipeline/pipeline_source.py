@@ -3,21 +3,31 @@
 import re
 from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
 from oncely.core.ids import ID_IS_NO_STRING
-from oncely.spark.failures import first_line
+from oncely.spark.failures import cause_of, first_line
 from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.settings import quoted, unquoted
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
 _CORRUPT = "_corrupt_record"
 _RAW_ID = "oncely_raw_id"
+_LINE = "oncely_line"
+_INNER = "oncely_inner"
+"""The column with what `_diagnosis` says, which expressions of the file do not see."""
+_STAR = re.compile(
+    r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`)|([(,]\s*)\*(\s*EXCEPT\s*\()?""", re.IGNORECASE
+)
+"""A name or text in quotes; or all columns, as in `struct(*)`."""
 _FOR_EVER = "36500d"
 _CAN_BE_CORRUPT = frozenset({"json", "csv", "xml"})
+_OF_WHOLE_FILES = frozenset({"multiline", "mode", "encoding", "charset", "singlevariantcolumn"})
+"""Options of JSON files that are not read line by line, or not as `from_json` reads them."""
 _SCHEMA_FROM_FILES = frozenset({"json", "csv", "xml", "parquet", "orc", "avro"})
 
 
@@ -34,7 +44,8 @@ def read_messages(spark: SparkSession, config: PipelineConfig) -> DataFrame:
         for name, expression in config.message.model_dump(exclude_none=True).items()
     ]
     parts += [_typed(rows, config, "columns", *column)[0] for column in config.columns.items()]
-    return rows.select(*parts, *_diagnosis(rows, config))
+    told = [f.col(f"{_INNER}.{name}").alias(name) for name in (ROW_COLUMN, BROKEN_COLUMN)]
+    return rows.select(*parts, *told)
 
 
 def _read_rows(spark: SparkSession, config: PipelineConfig) -> DataFrame:
@@ -44,13 +55,50 @@ def _read_rows(spark: SparkSession, config: PipelineConfig) -> DataFrame:
         # A file stream skips files that are a week older than the newest one that it has seen.
         options.setdefault("maxFileAge", _FOR_EVER)
     try:
-        reader = spark.readStream.format(source.format).options(**options)
         schema = _schema(spark, config, options)
-        if schema is not None:
-            reader = reader.schema(schema)
-        return _with_text_id(reader.load(_streamable(config.source_path)), config)
+        rows = None
+        if source.format == "json" and schema is not None:
+            rows = _read_lines(spark, schema, options, config)
+        if rows is None:
+            reader = spark.readStream.format(source.format).options(**options)
+            if schema is not None:
+                reader = reader.schema(schema)
+            rows = reader.load(_streamable(config.source_path))
+        return _visible(_with_text_id(rows, config), config)
     except PySparkException as error:
         raise config.wrong("[source]", first_line(error)) from error
+    except Py4JJavaError as error:
+        # A class that is not there is not an error of PySpark's.
+        raise config.wrong("[source] format", cause_of(error)) from error
+
+
+def _read_lines(
+    spark: SparkSession, schema: StructType, options: dict[str, str], config: PipelineConfig
+) -> DataFrame | None:
+    """The rows of JSON files as Spark's own reader has them, each with its line, which may have
+    fields that the schema has not. None where Spark reads not lines, or folders for columns.
+    """
+    if _OF_WHOLE_FILES & {name.lower() for name in options}:
+        return None
+    files = spark.readStream.format("text").options(**options)
+    lines = files.load(_streamable(config.source_path))
+    if lines.columns != ["value"]:
+        return None
+    # A line may be a list of rows.
+    several = f.expr("transform(from_json(value, 'array<variant>'), each -> to_json(each))")
+    each = f.coalesce(f.when(f.col("value").rlike(r"^\s*\["), several), f.array("value"))
+    lines = lines.where(f.col("value").rlike(r"\S")).select(f.explode(each).alias(_LINE))
+    fields = f.from_json(_LINE, schema, options).alias("fields")
+    return lines.select(_LINE, fields).select(_LINE, "fields.*")
+
+
+def _visible(rows: DataFrame, config: PipelineConfig) -> DataFrame:
+    """The rows with the columns that the file's expressions may name, and the inner one."""
+    inner = {_LINE, _RAW_ID}
+    if _CORRUPT not in (config.source.schema_ or ""):
+        inner.add(_CORRUPT)
+    names = [quoted(name) for name in rows.columns if name not in inner]
+    return rows.select(*names, f.struct(*_diagnosis(rows, config)).alias(_INNER))
 
 
 def _streamable(path: str | None) -> str | None:
@@ -107,7 +155,7 @@ def _column(rows: DataFrame, config: PipelineConfig, name: str, expression: str)
     """A column of the message, of a type that the sink accepts."""
     column, type_ = _typed(rows, config, "message", name, expression)
     if name == "time" and type_ == "string":
-        return f.expr(f"try_cast(({expression}) AS TIMESTAMP)").alias(name)
+        return column.try_cast("timestamp").alias(name)
     if type_ not in COLUMN_TYPES[name]:
         fitting = f"to_json({expression})" if name == "body" else f"cast({expression} AS STRING)"
         hint = f'; write "{fitting}"' if "string" in COLUMN_TYPES[name] else ""
@@ -120,10 +168,15 @@ def _typed(
 ) -> tuple[Column, str]:
     """A column from a table of the file, and its type."""
     try:
-        column = f.expr(expression).alias(name)
+        column = f.expr(_STAR.sub(_without_inner, expression)).alias(name)
         return column, rows.select(column).schema[0].dataType.simpleString()
     except PySparkException as error:
         raise config.wrong(f"[{table}] {name}", first_line(error)) from error
+
+
+def _without_inner(found: re.Match[str]) -> str:
+    quotes, before, excepted = found.groups()
+    return quotes or f"{before}* EXCEPT ({_INNER}{', ' if excepted else ')'}"
 
 
 def _diagnosis(rows: DataFrame, config: PipelineConfig) -> list[Column]:
@@ -134,7 +187,7 @@ def _diagnosis(rows: DataFrame, config: PipelineConfig) -> list[Column]:
         for name in rows.columns
         if name not in (_CORRUPT, _RAW_ID)
     ]
-    original = f.to_json(f.struct(*columns))
+    original = f.col(_LINE) if _LINE in rows.columns else f.to_json(f.struct(*columns))
     broken = f.lit(None).cast("string")
     if raw:
         is_text = f.schema_of_variant(_RAW_ID).isin("STRING", "VOID")

@@ -116,12 +116,15 @@ class _PipelineRun:
     def _follow(self, query: StreamingQuery, channel: DriverChannel, due: DueRuns) -> None:
         """Wait for the end of the query, or stop it."""
         try:
-            while query.isActive and not self.stop.wait(_LOOK_S):
+            while query.isActive and not channel.refusal and not self.stop.wait(_LOOK_S):
                 self.on_progress(channel.progress())
                 self.recorded.count(channel.committed())
                 if self._is_idle(query):
                     due.look()
             error = query.exception()
+            if channel.refusal is not None:
+                channel.stop(_GRACE_S)
+                raise OncelyError(channel.refusal)
             while error is None and self._has_more(due) and not self.stop.wait(_LOOK_S):
                 self.on_progress(channel.progress())
             if error is None and self.stop.is_set():

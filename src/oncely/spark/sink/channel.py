@@ -77,6 +77,8 @@ class DriverChannel:
         self._listener = _listening_at(bind or host)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         """The host:port for the sink's option."""
+        self.refusal: str | None = None
+        """The error of the store that has ended a task for good."""
         self._lock = threading.Lock()
         self._attempts: dict[str, _Attempt] = {}
         self._committed = Counts()
@@ -208,6 +210,7 @@ class DriverChannel:
             if "batch" in said:
                 self._commit(said["batch"], counts)
             else:
+                self.refusal = self.refusal or said["refusal"]
                 self._note(said["attempt"], said, counts)
             return {"stop": self._stopping, "again_s": self._call_every_s()}
 
@@ -274,8 +277,10 @@ class TaskChannel:
         self.stopping.wait(max(0.0, until - time.monotonic()))
         self.raise_if_stopping()
 
-    def close(self, counts: Counts | None = None) -> None:
-        """End the calls; with `counts` if the task has succeeded."""
+    def close(self, counts: Counts | None = None, refusal: str | None = None) -> None:
+        """End the calls; with `counts` if the task has succeeded, with the store's `refusal` if
+        no task can.
+        """
         if self._line is None:
             return
         self._ended.set()
@@ -283,7 +288,7 @@ class TaskChannel:
         # The counts of a failed attempt are dropped: its next attempt counts again.
         self._counts = counts or Counts()
         with contextlib.suppress(OSError, ValueError):
-            _ask(*self._line, self._said(is_running=False))
+            _ask(*self._line, self._said(is_running=False, refusal=refusal))
 
     def _call_again(self) -> None:
         """Call until the task has ended, also after it is told to stop: the driver waits for it."""
@@ -299,13 +304,14 @@ class TaskChannel:
                     self.stopping.set()
                     return
 
-    def _said(self, *, is_running: bool) -> dict[str, Any]:
+    def _said(self, *, is_running: bool, refusal: str | None = None) -> dict[str, Any]:
         self._number += 1
         return {
             "attempt": self._attempt,
             "task": self._task,
             "number": self._number,
             "is_running": is_running,
+            "refusal": refusal,
             "counts": vars(self._counts),
         }
 

@@ -5,6 +5,8 @@ use.
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from itertools import permutations
+from os.path import normpath
 from pathlib import Path
 from tempfile import TemporaryFile
 from uuid import uuid4
@@ -37,6 +39,21 @@ def _located(location: str) -> str:
         if url.startswith("sqlite:"):
             return absolute_location(url)
     return location
+
+
+def check_apart(places: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for a place that is the same as another one, or in its folder: who reads or
+    empties the one would meet the other. `places` are absolute paths, and URIs.
+    """
+    at = {
+        name: (place if "://" in place else normpath(place)).rstrip("/") + "/"
+        for name, place in places.items()
+        if place
+    }
+    for (name, place), (other, folder) in permutations(at.items(), 2):
+        if place.startswith(folder):
+            shown = mask_passwords(place.rstrip("/"))
+            raise ConfigError(f"{name}: {shown!r} is in the folder of {other}; name one beside it")
 
 
 def check_writable(folder: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
+from oncely.lifecycle.wrapping import check_function, check_takes
 from oncely.locations import LedgerAddress, check_shared
 from oncely.spark.option_values import (
     check_consumer,
@@ -22,7 +23,7 @@ from oncely.spark.option_values import (
     whole_number,
 )
 from oncely.spark.settings import as_names
-from oncely.spark.sink.paths import absolute_paths, check_quarantine
+from oncely.spark.sink.paths import absolute_paths, check_apart, check_quarantine
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions
 
@@ -127,6 +128,10 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     transport = given.get("transport")
     consumer = check_consumer(required(given, "consumer", "billing"))
     ledger = _check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode)
+    names = ("quarantine", "archive", "staging", "checkpointLocation")
+    places = {f"option {name}": given.get(name.lower()) for name in names}
+    file = ledger.removeprefix("sqlite:///") if ledger.startswith("sqlite:") else None
+    check_apart({"option ledger": file, **places})
     table, schema = given.get("ledger_table", TABLE_NAME), given.get("ledger_schema")
     calls_none = mode == "rows" or "handler_batch" in given
     return SinkOptions(
@@ -198,13 +203,22 @@ def _table(given: Mapping[str, str]) -> str:
 def check_on_driver(options: SinkOptions) -> None:
     """Raise ConfigError for a handler that cannot be imported, and a folder that cannot be used."""
     if options.handler:
-        import_function(options.handler, "handler", options.handler_path)
+        import_handler(options)
     check_quarantine(options.quarantine)
     if options.archive is not None:
         # Importing Arrow is slow.
         from oncely.archive.lookup import Archive
 
         Archive(options.archive, options.consumer)
+
+
+def import_handler(options: SinkOptions) -> Callable[..., Any]:
+    """The handler. Raises ConfigError if it cannot be imported, or called as the mode calls it."""
+    handler = import_function(options.handler, "handler", options.handler_path)
+    check_function(handler, "handler")
+    takes = ("message", "session") if options.mode == "transactional" else ("message",)
+    check_takes(handler, "handler", takes)
+    return handler
 
 
 def _check_ledger(url: str, mode: Mode) -> str:
