@@ -14,10 +14,9 @@ import psycopg
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 import oncely
-from oncely import Claim, Granted, Key, Ledger, Record, State, Written
+from oncely import Claim, Granted, Ledger, Written
 from oncely._util.sqlite_files import switch_to_wal
-from oncely.core.commands import Ask, Outcome
-from oncely.engine.request import Request
+from oncely.core.commands import Ask, Command, Outcome
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import numbered
@@ -146,21 +145,19 @@ def bare_at(database: str) -> Iterator[Bare]:
 class NoLedger(Ledger):
     """Grants everything, and forgets it."""
 
-    _template = Record(Key("", ""), State.PROCESSING, 1, 1, 0.0, 0.0)
-
     def __init__(self) -> None:
         super().__init__(MemoryStore())
 
-    def _settle_one(self, request: Request) -> Outcome:
-        return self._settle([request])[0]
+    def _settle_one(self, command: Command) -> Outcome:
+        return self._settle([command])[0]
 
-    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
-        if isinstance(requests[0].command, Ask):
-            return [Granted(Claim(self._template._replace(key=each.key))) for each in requests]
-        return [Written(None)] * len(requests)
+    def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
+        if isinstance(commands[0], Ask):
+            return [Granted(Claim(each.key, fence=1, version=0, attempts=1)) for each in commands]
+        return [Written(None)] * len(commands)
 
-    def _settle_each(self, requests: Sequence[Request]) -> list[Outcome | Exception]:
-        return [*self._settle(requests)]
+    def _settle_each(self, commands: Sequence[Command]) -> list[Outcome | Exception]:
+        return [*self._settle(commands)]
 
     def extend_each(self, claims: Sequence[Claim], _: Any) -> list[Outcome | Exception]:
         """Answer that all are written."""
@@ -174,13 +171,13 @@ class BareLedger(NoLedger):
         super().__init__()
         self._bare = bare
 
-    def _settle(self, requests: Sequence[Request]) -> list[Outcome]:
-        ids = [each.key.message_id for each in requests]
-        if isinstance(requests[0].command, Ask):
+    def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
+        ids = [each.key.message_id for each in commands]
+        if isinstance(commands[0], Ask):
             self._bare.claim(ids)
         else:
             self._bare.mark(ids)
-        return super()._settle(requests)
+        return super()._settle(commands)
 
 
 class _Source(DataSource):

@@ -32,8 +32,6 @@ Row = tuple[Any, ...]
 
 _claim = partial(tuple.__new__, Claim)
 _record = partial(tuple.__new__, Record)
-_claim_of = attrgetter("claim")
-_versions_of = attrgetter("token", "count_from")
 
 
 class Case(NamedTuple):
@@ -113,25 +111,27 @@ def case_of(change: Change, commands: Sequence[Command]) -> Case:
         return Case(change, (), [(command.key, None, change.version)])
     if isinstance(commands[0], Ask):
         return _case_of_asks(change, cast(Sequence[Ask], commands))
-    keys, _, versions, __, ___, kept, ____ = zip(*map(_claim_of, commands), strict=True)
-    columns = [keys, versions, [version + 1 for version in versions]]
+    held: Any = commands
+    claims = [command.claim for command in held]
+    versions = [claim.version for claim in claims]
+    columns = [[claim.key for claim in claims], versions, [version + 1 for version in versions]]
     own: tuple[str, ...] = ()
     if "metadata" in change.fields:
         own = ("metadata",)
-        errors = map(attrgetter("error"), commands)
-        columns.append([noted(*pair) for pair in zip(kept, errors, strict=True)])
+        columns.append([noted(each.claim.metadata, each.error) for each in held])
     elif "result" in change.fields:
         own = ("result",)
-        columns.append([*map(attrgetter("result"), commands)])
+        columns.append([each.result for each in held])
     return Case(change, own, [*zip(*columns, strict=True)])
 
 
 def _case_of_asks(change: Change, asks: Sequence[Ask]) -> Case:
-    keys, _, __, tokens, marks, kept, ___, ____, starts, *_____ = zip(*asks, strict=True)
-    drawn = [*zip(tokens, starts, strict=True)]
+    keys = [ask.key for ask in asks]
+    drawn = [(ask.token, ask.count_from) for ask in asks]
     versions: Iterable[int] = repeat(change.version)
     if drawn.count(drawn[0]) < len(drawn):
         versions = [version_of(*each) for each in drawn]
+    kept, marks = [ask.metadata for ask in asks], [ask.fingerprint for ask in asks]
     if _is_one(kept) and _is_one(marks):
         return Case(change, (), [*zip(keys, repeat(None), versions)])
     rows = [*zip(keys, repeat(None), versions, kept, marks)]
