@@ -211,6 +211,22 @@ class ClaimRules:
         assert _kinds(outcomes[:-1]) == ["Fenced"] * (_RACERS - 1)
         assert isinstance(outcomes[-1], Written)
 
+    def test_what_is_handled_has_no_lease(self, ledger: Ledger, key: Key) -> None:
+        """Who extends a claim whose message is handled by now changes nothing, however often; who
+        says once more that it is handled cannot change what was completed since.
+        """
+        claim = granted(ledger.claim(key))
+        ledger.handled(claim, "kept")
+        again = ledger.extend(ledger.extend(claim, "60s"), "60s")
+        record = ledger.find(key)
+        assert record is not None
+        assert (record.state, record.lease_until) == (State.HANDLED, None)
+        ledger.complete(again)
+        ledger.complete(ledger.handled(claim, "late"), "late")
+        record = ledger.find(key)
+        assert record is not None
+        assert (record.state, record.result) == (State.COMPLETED, "kept")
+
     def test_result_of_what_is_handled(self, ledger: Ledger) -> None:
         """A result kept with handled stays when it is completed, unless that brings another."""
         keys = [Key("billing", name) for name in ("kept", "replaced", "finished")]

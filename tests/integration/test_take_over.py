@@ -48,8 +48,8 @@ CREATE TABLE processed_messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     message_id TEXT NOT NULL,
     provider TEXT NOT NULL,
-    status TEXT NOT NULL DEFAULT "processing",
-    attempts INTEGER DEFAULT 1,
+    status TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
     first_processed_at DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP,
     last_processed_at DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP,
     metadata TEXT,
@@ -83,7 +83,7 @@ def check_taken_over(ledger: Ledger) -> None:
     assert isinstance(ledger.claim(_FAILED, policy=Policy(on_failed="skip")), Duplicate)
     claim = granted(ledger.claim(_FAILED))
     assert (claim.fence, claim.attempts) == (2, 4)
-    ledger.complete(claim, {"sent": True})
+    ledger.complete(ledger.extend(claim, "60s"), {"sent": True})
     after = _found(ledger, _FAILED)
     assert (after.state, after.result) == (State.COMPLETED, {"sent": True})
     assert after.first_seen == before[_FAILED].first_seen
@@ -93,6 +93,7 @@ def check_new_messages(ledger: Ledger) -> None:
     """Messages that the table has not seen go their way in it, also with long names."""
     keys = [Key(name, "🧾" * 255) for name in (_CONSUMER, "x" * 255)]
     claims = [granted(outcome) for outcome in ledger.claim_many(keys)]
+    ledger.extend_many(claims, "60s")
     ledger.complete_many(claims)
     assert all(isinstance(outcome, Duplicate) for outcome in ledger.claim_many(keys))
 

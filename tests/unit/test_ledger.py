@@ -10,12 +10,7 @@ import pytest
 from tests.meddling import MeddlingStore
 from tests.records import granted
 
-from oncely.core.commands import (
-    Busy,
-    Duplicate,
-    Granted,
-    Mismatch,
-)
+from oncely.core.commands import Busy, Duplicate, Fail, Granted, Mismatch
 from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
@@ -138,6 +133,27 @@ def test_renewed_claims_cost_one_exchange(
     claim = ledger.handled(claim)
     ledger.complete(claim)
     assert meddling.calls == ["update"] * 3
+
+
+def test_ends_that_differ_cost_one_exchange(
+    ledger: Ledger, meddling: MeddlingStore, clock: ManualClock
+) -> None:
+    """Claims that are given back over what stood before each, and failures with a delay of their
+    own, go to the store together.
+    """
+    keys = [Key("billing", str(n)) for n in range(20)]
+    ledger.claim_many(keys, "60s")
+    clock.advance(61)
+    again = [granted(outcome) for outcome in ledger.claim_many(keys, "60s")]
+    meddling.calls.clear()
+    ledger.release_many(again[:10])
+    assert meddling.calls == ["update"]
+    meddling.calls.clear()
+    fails = [Fail(claim, "no", retry_s=float(n)) for n, claim in enumerate(again[10:])]
+    ledger._settle(fails)
+    assert meddling.calls == ["update"]
+    dues = [ledger.find(key) for key in keys[10:]]
+    assert [each and each.lease_until for each in dues] == [clock() + n for n in range(10)]
 
 
 def test_nothing_costs_nothing(ledger: Ledger, meddling: MeddlingStore) -> None:

@@ -10,6 +10,7 @@ from celery import Celery, Task
 from celery.bootsteps import Step
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_success
+from celery.states import SUCCESS
 
 from oncely.adapters.attempt import Attempt, check_ledger, session_parameter
 from oncely.core.durations import Duration
@@ -127,8 +128,12 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         if attempt.is_same:
             request.chord = None
         if not request.is_eager:
-            keeps = not self.ignore_result
-            self.backend.mark_as_done(request.id, attempt.result, request, store_result=keeps)
+            keeps, result = not self.ignore_result, attempt.result
+            self.backend.mark_as_done(request.id, result, request, store_result=keeps)
+            # Celery calls it for no task that is ignored; celery-once frees its key there.
+            self.after_return(
+                SUCCESS, attempt.result, request.id, request.args, request.kwargs, None
+            )
             raise Ignore("a duplicate")
 
     @cached_property

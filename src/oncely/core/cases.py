@@ -3,7 +3,7 @@
 Some commands are answered before their records are read: an Ask for a message of which no record is
 known, and a command of a claim whose record is believed to be as the claim last saw it. The rules
 are asked about the first of a case. The others get the same answer, with what is their own in it.
-A batch has thousands of them, so what is done for each is done in columns.
+A batch has thousands of them, so little is done for each.
 """
 
 from collections.abc import Hashable, Iterable, Sequence

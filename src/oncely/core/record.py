@@ -91,8 +91,8 @@ class Record(NamedTuple):
     duplicates: int = 0
     """Duplicate deliveries that were counted since the handler succeeded."""
     version: int = 0
-    """Compared by swaps. The low 24 bits count writes, starting at any number. The high bits are
-    the birth: the token with which the newest claim was asked for, or another number after a
+    """Compared by every write. The low 24 bits count writes, starting at any number. The high bits
+    are the birth: the token with which the newest claim was asked for, or another number after a
     release. So a claim from before a release, a purge or a forget is never taken for a later one,
     and an asker whose answer was lost is given the same claim again."""
 

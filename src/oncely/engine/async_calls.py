@@ -123,7 +123,7 @@ class AsyncCalls(ABC):
         if deferred:
             return await self.run(self._calls.handled, claim, result, deferred)
         outcome = await self._written(MarkHandled(claim, json_value(result)))
-        return renewed(claim, outcome)._replace(state=State.HANDLED)
+        return renewed(claim, outcome, State.HANDLED)
 
     handled_many = awaited(Calls.handled_many)
     write_all = awaited(Calls.write_all)

@@ -121,7 +121,7 @@ class Calls(SettlingMeans):
         """
         mark = MarkHandled(claim, json_value(result))
         outcome = self.write_all([Write(mark, deferred)])[0] if deferred else self._call(mark)
-        return renewed(claim, outcome)._replace(state=State.HANDLED)
+        return renewed(claim, outcome, State.HANDLED)
 
     def handled_many(
         self,

@@ -20,7 +20,7 @@ from oncely.core.commands import (
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import FencedError, MessageError, RefusedError
 from oncely.core.message import Message, check_message
-from oncely.core.record import Claim, Key, Record
+from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage
 
 
@@ -93,7 +93,15 @@ def raise_if_refused(key: Key, outcome: Outcome, refusal: str) -> Record | None:
     return cast(Written, outcome).record
 
 
-def renewed(claim: Claim, outcome: WriteOutcome) -> Claim:
-    """The claim as it is now. Raises FencedError where nothing was written."""
-    version = raise_if_fenced(outcome).version
-    return claim if version is None else claim._replace(version=version)
+def renewed(claim: Claim, outcome: WriteOutcome, state: State | None = None) -> Claim:
+    """The claim as it is now; `state` is what a write makes of its record, if it changes that.
+    Raises FencedError where nothing was written.
+    """
+    written = raise_if_fenced(outcome)
+    if written.version is None:
+        return claim
+    if written.record is not None:
+        # It was there before. Of a record that is handled by now, nothing else may be believed: a
+        # heartbeat that asks once more would give it a lease.
+        state = written.record.state
+    return claim._replace(version=written.version, state=state or claim.state)

@@ -50,7 +50,7 @@ class SettleObserver(Protocol):
     def settled(
         self, commands: Sequence[Command], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
-        """Requests went to the store together; each has its outcome or its error, in order."""
+        """Commands went to the store together; each has its outcome or its error, in order."""
 
 
 class RelayObserver(Protocol):
@@ -74,8 +74,8 @@ class LedgerObserver(SettleObserver, RelayObserver, Protocol):
 
 
 class Settler:
-    """Settles commands of any kind, for any keys: where none is in conflict, with one exchange
-    for those that begin records and one for those that change some.
+    """Settles commands of any kind, for any keys: where none is in conflict, with one exchange for
+    all of a case, and one for those that are alike with no other.
     """
 
     def __init__(
@@ -185,16 +185,22 @@ class Settler:
         """Store what can be decided before any record is read, case by case, and fill in the
         outcomes of what is stored; those that turn out to be locked are added to `locked`.
         """
+        alone: _Writes = {}
         for indexes, alike in _cases(commands, horizons):
-            horizon = horizons.get(alike[0].key.consumer) if horizons else None
-            outcome, change, _ = decide(believed_by(alike[0]), alike[0], 0.0, horizon)
-            if change is None:
+            first = alike[0]
+            horizon = horizons.get(first.key.consumer) if horizons else None
+            believed = believed_by(first)
+            decision = decide(believed, first, 0.0, horizon)
+            if decision.change is None:
                 continue
-            answers: Iterable[Outcome] = repeat(outcome)
+            if len(alike) == 1 < len(commands):
+                alone[first.key] = (indexes[0], decision, believed)
+                continue
+            answers: Iterable[Outcome] = repeat(decision.outcome)
             try:
-                if isinstance(change, Change):
-                    case = case_of(change, alike)
-                    answers = answers_of(outcome, alike, case)
+                if isinstance(decision.change, Change):
+                    case = case_of(decision.change, alike)
+                    answers = answers_of(decision.outcome, alike, case)
                     written: Collection[Key] = self._write(case, horizons)
                 else:
                     written = self._store.delete([*map(_believed_of, alike)])
@@ -207,9 +213,13 @@ class Settler:
             for n, command, answer in zip(indexes, alike, answers, strict=False):
                 if command.key in written:
                     outcomes[n] = answer
-        found = [c for c in commands if isinstance(c, Finish) and c.found is not None]
-        if found:
-            read: _Pending = [(commands.index(c), c, c.found) for c in found]
+        self._store_all(alone, outcomes, horizons, locked)
+        read: _Pending = [
+            (n, command, command.found)
+            for n, command in enumerate(commands)
+            if isinstance(command, Finish) and command.found is not None
+        ]
+        if read:
             self._round(read, outcomes, 0.0, horizons, locked)
 
     def _write(self, case: Case, horizons: BelievedHorizons) -> set[Key]:
@@ -284,19 +294,18 @@ class Settler:
             # Of two for one key, the second waits for the next round, unless its write is optional.
             elif writes.setdefault(key, (n, decision, record))[0] != n and decision.optional:
                 outcomes[n] = decision.outcome
-        written: set[Key] = set()
-        try:
-            self._store_all(writes, horizons, written)
-        except KeysLocked as error:
-            written |= error.written
-            locked |= error.keys
-        finally:
-            for key, (n, decision, _) in writes.items():
-                if key in written or decision.optional:
-                    outcomes[n] = decision.outcome
+        self._store_all(writes, outcomes, horizons, locked)
 
-    def _store_all(self, writes: _Writes, horizons: BelievedHorizons, written: set[Key]) -> None:
-        """Add to `written` the keys of what is stored."""
+    def _store_all(
+        self,
+        writes: _Writes,
+        outcomes: _Outcomes,
+        horizons: BelievedHorizons,
+        locked: set[Key],
+    ) -> None:
+        """Store what was decided for each by itself, in as few cases as possible; fill in the
+        outcomes that hold, also after an error.
+        """
         removed: list[Believed] = []
         changes: list[tuple[Key, int | None, Change]] = []
         for key, (_, decision, record) in writes.items():
@@ -305,10 +314,19 @@ class Settler:
                 changes.append((key, version, decision.change))
             elif version is not None:
                 removed.append((key, version))
-        for case in cases_of(changes):
-            written |= self._write(case, horizons)
-        if removed:
-            written |= self._store.delete(removed)
+        written: set[Key] = set()
+        try:
+            for case in cases_of(changes):
+                written |= self._write(case, horizons)
+            if removed:
+                written |= self._store.delete(removed)
+        except KeysLocked as error:
+            written |= error.written
+            locked |= error.keys
+        finally:
+            for key, (n, decision, _) in writes.items():
+                if key in written or decision.optional:
+                    outcomes[n] = decision.outcome
 
 
 def _cases(

@@ -40,7 +40,7 @@ def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
 
 class SqlTransaction(ConnectedTables[SqlConnection]):
-    """The tables of `database`, through a connection with an open transaction.
+    """The tables of `dialect`, through a connection with an open transaction.
 
     `translate` turns an error of the driver into one of the Store protocol; any other error it
     returns as it is.

@@ -95,15 +95,15 @@ class Sqlite(Dialect):
             if len(rows) == 1:
                 is_written = self._execute(link, self._build_update, columns).rowcount
                 return {rows[0][0]} if is_written else set()
-            self.run(link, "SAVEPOINT swap")
+            self.run(link, "SAVEPOINT batch")
             if self._execute(link, self._build_update, columns).rowcount < len(rows):
                 # An update does not tell which rows it has written: it is done again for these.
-                self.run(link, "ROLLBACK TO swap")
+                self.run(link, "ROLLBACK TO batch")
                 unchanged = self._unchanged(link, [row[:2] for row in rows])
                 rows = [row for row in rows if row[0] in unchanged]
                 if rows:
                     self._execute(link, self._build_update, updated(case._replace(rows=rows)))
-            self.run(link, "RELEASE swap")
+            self.run(link, "RELEASE batch")
             return {row[0] for row in rows}
 
     def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
@@ -252,7 +252,9 @@ class Sqlite(Dialect):
         if "lease_s" in given:
             value["lease_until"] = f"{_value('lease_s', varying)} + {self.moment}"
         value["last_processed_at"] = self.moment
-        kept = ("first_processed_at", "message_id", "provider")
+        # Also what stays: a table that another program has made may have no defaults.
+        names = (*INSERTED, "exhausted", "duplicates", "first_processed_at")
+        kept = [name for name in names if name not in value]
         return (
             f"INSERT INTO {self.name} ({', '.join((*value, *kept))})"
             f" SELECT {', '.join((*value.values(), *(f't.{name}' for name in kept)))}"
