@@ -78,7 +78,7 @@ class DriverChannel:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         """The host:port for the sink's option."""
         self.refusal: str | None = None
-        """The error of the store that has ended a task for good."""
+        """The permanent error of the store that has ended a task."""
         self._lock = threading.Lock()
         self._attempts: dict[str, _Attempt] = {}
         self._committed = Counts()
