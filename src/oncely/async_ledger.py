@@ -12,8 +12,8 @@ from oncely.core.commands import ClaimOutcome, Command, Outcome
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
 from oncely.engine.async_calls import AsyncCalls, awaited
+from oncely.engine.driver import Driver, SyncDriver
 from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
-from oncely.engine.inline_calls import InlineCalls
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.request import to_give_back
 from oncely.engine.transaction import JoinedTransaction
@@ -87,11 +87,6 @@ class AsyncLedger(AsyncCalls):
         self._group_commit = ledger._group_commit
 
     @property
-    def blocking(self) -> InlineCalls:
-        """The same calls, for functions that are not async."""
-        return InlineCalls(self._ledger)
-
-    @property
     def mailbox(self) -> LedgerMailbox:
         """The messages that wait. Its calls block: hand them to `run`."""
         return self._ledger.mailbox
@@ -109,10 +104,6 @@ class AsyncLedger(AsyncCalls):
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
         running_loop()
         return await asyncio.to_thread(function, *args)
-
-    async def pause(self, seconds: float) -> None:
-        """Return after that many seconds."""
-        await clock.pause(seconds)
 
     claim_many = _giving_back(Ledger.claim_many)
 
@@ -160,12 +151,32 @@ class AsyncLedger(AsyncCalls):
     close = awaited(Ledger.close)
 
 
-class SteadyLedger(AsyncLedger):
-    """An AsyncLedger whose calls end before a cancelled task gets its CancelledError.
+class AsyncDriver(Driver):
+    """A driver for the tasks of any event loop. What it does ends before a cancelled task gets its
+    CancelledError.
 
-    So no call is under way any more when the task has ended. A claim that it was granted is given
+    So nothing is under way any more when the task has ended. A claim that it was granted is given
     back.
     """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.calls = ledger
+        self._group_commit = ledger._group_commit
+
+    @property
+    def blocking(self) -> SyncDriver:
+        """The same for functions that are not async."""
+        return SyncDriver(self.calls)
+
+    async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
+        """A single command goes together with those of other tasks."""
+        if len(commands) == 1:
+            return [await self._settle_one(commands[0])]
+        return await self.run(self.calls._settle_each, commands)
+
+    async def pause(self, seconds: float) -> None:
+        """Return after that many seconds."""
+        await clock.pause(seconds)
 
     async def _settle_one(self, command: Command) -> Outcome:
         call, stop = await self._to_the_end(command)

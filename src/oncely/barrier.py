@@ -13,11 +13,12 @@ from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import Id, fingerprint_of, id_text
 from oncely.core.policy import Policy
-from oncely.engine.inline_calls import InlineCalls
+from oncely.core.turn import Turn
+from oncely.engine.driver import SyncDriver
+from oncely.engine.transaction import AsyncInboxDriver
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
-from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.work import JoinedWork, Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import check_function, is_async, message_in, wrapped
 
@@ -75,12 +76,12 @@ def idempotent_consumer(
     if inspect.isroutine(ledger):
         raise ConfigError(f"{_NAME}: it takes arguments; write @{_NAME}(ledger)")
     # The consumer is the queue of the context, which is known when a message comes.
-    handling = Handling.under(ledger, _NAME, policy, lease, keep_result=keep_result)
-    handling = replace(handling, forgets_failures=True)
+    lifecycle = Lifecycle.under(ledger, _NAME, policy, lease, keep_result=keep_result)
+    lifecycle = replace(lifecycle, forgets_failures=True)
 
     def decorate(function: F) -> F:
         check_function(function, _NAME)
-        barrier = _Barrier(handling, handling.serializer_of(function))
+        barrier = _Barrier(lifecycle, lifecycle.serializer_of(function))
         return cast(F, wrapped(function, barrier.run_async if is_async(function) else barrier.run))
 
     return decorate
@@ -89,19 +90,19 @@ def idempotent_consumer(
 class _Barrier:
     """Runs functions under the key (consumer queue, message id)."""
 
-    def __init__(self, handling: Handling, serializer: Serializer) -> None:
-        self._ledger = handling.ledger
+    def __init__(self, lifecycle: Lifecycle, serializer: Serializer) -> None:
+        self._ledger = lifecycle.ledger
         self._serializer = serializer
-        self._handling_of = cache(lambda queue: replace(handling, consumer=queue))
+        self._lifecycle_of = cache(lambda queue: replace(lifecycle, consumer=queue))
 
     def run(self, call: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function that is not async."""
-        context, handling, turn = self._asked(args, kwargs)
+        context, lifecycle, turn = self._asked(args, kwargs)
         with ExitStack() as stack:
-            work = Work(handling, turn)
+            work = Work(lifecycle, turn)
             if context.connection is not None:
                 inbox = stack.enter_context(self._ledger.transaction(context.connection))
-                work = JoinedWork(handling, turn).join(InlineCalls(inbox))
+                work = JoinedWork(lifecycle, turn, SyncDriver(inbox, is_joined=True))
             run_new(work, call)
         return _told(work, context)
 
@@ -109,18 +110,19 @@ class _Barrier:
         self, call: Callable[[], Awaitable[Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run an async function."""
-        context, handling, turn = self._asked(args, kwargs)
+        context, lifecycle, turn = self._asked(args, kwargs)
         async with AsyncExitStack() as stack:
-            work = Work(handling, turn)
+            work = Work(lifecycle, turn)
             if context.connection is not None:
                 joining = self._ledger.transaction(context.connection)
-                work = JoinedWork(handling, turn).join(await stack.enter_async_context(joining))
+                inbox = await stack.enter_async_context(joining)
+                work = JoinedWork(lifecycle, turn, AsyncInboxDriver(inbox))
             await run_new_async(work, call)
         return _told(work, context)
 
     def _asked(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[_Context, Handling, Turn]:
+    ) -> tuple[_Context, Lifecycle, Turn]:
         context, message = _current.get(), message_in(args, kwargs)
         if context is None:
             raise MessageError(
@@ -128,9 +130,9 @@ class _Barrier:
                 '`with message_context(message_id="...", consumer_queue="..."):`'
             )
         fingerprint = None if message is None else fingerprint_of(message.body)
-        turn = Turn(Asked(id_text(context.message_id), fingerprint, message))
+        turn = Turn(id_text(context.message_id), fingerprint, message)
         turn.serializer = self._serializer
-        return context, self._handling_of(context.consumer_queue), turn
+        return context, self._lifecycle_of(context.consumer_queue), turn
 
 
 def _told(work: Work, context: _Context) -> Any:

@@ -18,8 +18,8 @@ from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import Policy
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.keeping import Keeping
+from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.transacting import AsyncTransactionSource, TransactionSource
 from oncely.lifecycle.wrapping import check_called, check_takes
 from oncely.middleware.chain import Middleware, check
@@ -122,7 +122,7 @@ class Consumer:
         """
         if self._ledger is not None:
             raise ConfigError("idempotent: this consumer has a ledger already; call it once")
-        Handling.under(ledger, name, policy)
+        Lifecycle.under(ledger, name, policy)
         self._ledger, self._settings.name, self._settings.policy = ledger, name, policy
         self._settings.metadata_of = _metadata_of(metadata)
         return self
@@ -285,10 +285,11 @@ class Consumer:
         if not settings.handlers.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
         if self._ledger is not None:
-            settings.handling = Handling.under(self._ledger, settings.name, settings.policy)
+            settings.lifecycle = Lifecycle.under(self._ledger, settings.name, settings.policy)
             if self._ledger.can_defer:
-                keeping = Keeping(settings.name, settings.is_ordered, self._error_queue)
-                settings.handling.keeping = keeping
+                settings.lifecycle.retry_queue = RetryQueue(
+                    settings.name, settings.is_ordered, self._error_queue
+                )
         self._check(settings)
         return settings
 
@@ -300,8 +301,8 @@ class Consumer:
         names += [] if settings.begins is None else ["connection"]
         for handler in settings.handlers.all:
             check_takes(handler, "handler", names)
-            if settings.handling is not None:
-                settings.handling.serializer_of(handler)
+            if settings.lifecycle is not None:
+                settings.lifecycle.serializer_of(handler)
             # The chain is made around all handlers together, and cannot check each.
             for middleware in (*settings.outer, *settings.inner):
                 check(middleware, handler)

@@ -18,7 +18,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of, retry_name
-from oncely.engine.calls import Calls
+from oncely.engine.calls import LedgerCalls
 from oncely.engine.group_commit import GroupCommit
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.recording import Recorder
@@ -65,7 +65,7 @@ Kept = TypeVar("Kept", bound=Closable)
 _log = EventLog(__name__)
 
 
-class Ledger(Calls):
+class Ledger(LedgerCalls):
     """Which messages were processed, by whom, and who may process one now.
 
     Synchronous and safe to share between threads: single calls that wait at the same time go to

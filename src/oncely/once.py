@@ -10,11 +10,11 @@ from oncely.core.errors import ConfigError
 from oncely.core.fingerprint import content_of
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.policy import Policy
+from oncely.core.turn import Turn
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.transacting import run, run_async
-from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import check_function, is_async, message_in, name_of, wrapped
 
@@ -82,22 +82,22 @@ def once(
     if inspect.isroutine(ledger):
         raise ConfigError("once: it takes arguments; write @once(ledger, consumer=..., key=...)")
     _check_asking(key, fingerprint)
-    handling = Handling.under(
+    lifecycle = Lifecycle.under(
         ledger, consumer, policy, lease, keep_result=keep_result, is_called=True
     )
 
     def decorate(function: F) -> Any:
         check_function(function, "once")
-        serializer = handling.serializer_of(function)
+        serializer = lifecycle.serializer_of(function)
         turn = functools.partial(_turn, key, fingerprint, policy, serializer)
         if transaction is not None:
-            check_transaction(transaction, function, handling.ledger)
+            check_transaction(transaction, function, lifecycle.ledger)
             runs: Any = run_async if is_async(function) else run
-            runs = functools.partial(runs, handling, transaction)
+            runs = functools.partial(runs, lifecycle, transaction)
             return wrapped(function, lambda call, args, kwargs: runs(turn(args, kwargs), call))
         new: Any = run_new_async if is_async(function) else run_new
         return wrapped(
-            function, lambda call, args, kwargs: new(Work(handling, turn(args, kwargs)), call)
+            function, lambda call, args, kwargs: new(Work(lifecycle, turn(args, kwargs)), call)
         )
 
     return decorate
@@ -119,8 +119,7 @@ def _turn(
         content = message.body if message is not None else content_of([args, kwargs])
     else:
         content = None
-    asked = Asked(message_id, None if content is None else fingerprint_of(content), message)
-    turn = Turn(asked)
+    turn = Turn(message_id, None if content is None else fingerprint_of(content), message)
     turn.serializer = serializer
     return turn
 

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -15,15 +15,15 @@ from oncely.core.ids import check_id, fingerprint_of
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, State
-from oncely.core.verdicts import DeadLetter, Delay, Phase, Requeue
+from oncely.core.turn import Turn, Untracked
+from oncely.core.verdicts import DeadLetter, Delay, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import SyncDriver, run_inline
 from oncely.engine.transaction import Inbox
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.handler_context import MOST_DEFERRED
 from oncely.lifecycle.heartbeat import Heartbeat
-from oncely.lifecycle.held_message import MOST_DEFERRED, HeldMessage, Untracked
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.lifecycle import Lifecycle
 
 _MOST_NOTES = 10_000
 """Messages that were not assigned whose reason is kept; the oldest are forgotten."""
@@ -57,7 +57,7 @@ class _Assigned:
     """A message whose handler runs now."""
 
     turn: Turn
-    held: HeldMessage
+    claim: Claim
     deferred: dict[tuple[str, str], WaitingMessage] = field(default_factory=dict)
     """By id and destination, in the order of sending."""
 
@@ -82,36 +82,35 @@ class IdempotenceService:
         policy: Policy = Policy(),
     ) -> None:
         self._calls = ledger
-        self._inline = InlineCalls(ledger)
+        self._driver = SyncDriver(ledger, is_joined=isinstance(ledger, Inbox))
         owner = cast(Ledger, ledger.ledger) if isinstance(ledger, Inbox) else ledger
-        handling = Handling.under(owner, consumer, policy, lease)
+        lifecycle = Lifecycle.under(owner, consumer, policy, lease)
         # The bus itself calls `processing_completed`.
-        self._handling = replace(handling, finishes_handled=False)
-        self._is_joined = isinstance(ledger, Inbox)
+        self._lifecycle = replace(lifecycle, finishes_handled=False)
         self._lock = threading.Lock()
         self._assigned: dict[Key, _Assigned] = {}
         self._notes: dict[Key, Reason | Literal["untracked"]] = {}
         """The reason of the last status, where that was not a claim."""
         # A service that is garbage processes nothing any more: its claims run out.
-        gone = weakref.finalize(self, _let_go_all, self._handling.heartbeat, self._assigned)
+        gone = weakref.finalize(self, _let_go_all, self._lifecycle.heartbeat, self._assigned)
         gone.atexit = False
 
     def processing_status(self, message: Message) -> ProcessingStatus:
         """What to do with this delivery; ASSIGNED claims the message."""
-        turn = Turn(_asked(message))
-        key = self._handling.key_of(turn.asked)
+        turn = _turn(message)
+        key = self._lifecycle.key_of(turn)
         if key in self._assigned:
             # Even where its lease has run out: the handler still runs, in this process.
             self._note(key, "busy")
             return ProcessingStatus.IGNORE
-        run_inline(self._handling.begin(self._inline, [turn], is_joined=self._is_joined))
-        if isinstance(turn.begun, Untracked):
+        run_inline(self._lifecycle.claim(self._driver, [turn]))
+        if isinstance(turn.outcome, Untracked):
             self._note(key, "untracked")
             return ProcessingStatus.ASSIGNED
-        if key is not None and turn.held is not None:
+        if key is not None and turn.claim is not None:
             self._note(key, None)
             with self._lock:
-                self._assigned[key] = _Assigned(turn, turn.held)
+                self._assigned[key] = _Assigned(turn, turn.claim)
             return ProcessingStatus.ASSIGNED
         if isinstance(turn.outcome, Handled):
             self._note(key, None)
@@ -124,7 +123,7 @@ class IdempotenceService:
 
         Only "completed" may be acknowledged as done.
         """
-        key = self._handling.key_of(_asked(message))
+        key = self._lifecycle.key_of(_turn(message))
         note = None if key is None else self._notes.get(key)
         return None if note == "untracked" else note
 
@@ -207,11 +206,11 @@ class IdempotenceService:
         """
         key = self._tracked_key(message)
         if key is None:
-            self._note(self._handling.key_of(_asked(message)), None)
+            self._note(self._lifecycle.key_of(_turn(message)), None)
             return
         assigned = self._take(key)
         if assigned is not None and not assigned.deferred:
-            self._say(assigned, self._inline.complete)
+            self._store(assigned, self._calls.complete)
             return
         if assigned is not None:
             self._store_handled(assigned)
@@ -232,21 +231,20 @@ class IdempotenceService:
         """
         key = self._tracked_key(message)
         assigned = None if key is None else self._take(key)
-        turn = Turn(_asked(message)) if assigned is None else assigned.turn
-        turn.error, turn.phase = error, Phase.CALLED
+        turn = _turn(message) if assigned is None else assigned.turn
+        turn.called()
+        turn.raised(error)
         if assigned is None:
-            self._note(self._handling.key_of(turn.asked), None)
-            turn.ending = self._handling.ending_of(turn)
-        else:
-            run_inline(self._handling.end(self._inline, [turn]))
-        verdict = turn.ending.verdict if turn.ending is not None else Requeue()
+            self._note(self._lifecycle.key_of(turn), None)
+        run_inline(self._lifecycle.store(self._driver, [turn]))
+        verdict = cast(Ending, turn.ending).verdict
         if isinstance(verdict, DeadLetter):
             return None
         return timedelta(seconds=verdict.delay_s if isinstance(verdict, Delay) else 0.0)
 
     def _tracked_key(self, message: Message) -> Key | None:
         """The key of the message; None where it runs without a claim."""
-        key = self._handling.key_of(_asked(message))
+        key = self._lifecycle.key_of(_turn(message))
         return None if key is None or self._notes.get(key) == "untracked" else key
 
     def _take(self, key: Key) -> _Assigned | None:
@@ -255,21 +253,23 @@ class IdempotenceService:
 
     def _store_handled(self, assigned: _Assigned) -> None:
         deferred = list(assigned.deferred.values())
-        self._say(assigned, lambda claim: self._inline.handled(claim, deferred=deferred))
+        self._store(assigned, lambda claim: self._calls.handled(claim, deferred=deferred))
 
-    def _say(self, assigned: _Assigned, speak: Callable[[Claim], Awaitable[object]]) -> None:
+    def _store(self, assigned: _Assigned, write: Callable[[Claim], object]) -> None:
         """Call the ledger until it answers, or the lease is over."""
-        held, heartbeat = assigned.held, self._handling.heartbeat
+        claims, heartbeat = [assigned.claim], self._lifecycle.heartbeat
 
-        def speak_now() -> Awaitable[object]:
+        async def attempt() -> None:
             # The claim as it was last extended: so the ledger need not read the record first.
-            [claim] = heartbeat.newest([held.claim])
-            return speak(claim)
+            write(*heartbeat.newest(claims))
 
         try:
-            run_inline(held.say(self._inline, speak_now))
+            if self._driver.is_joined:
+                run_inline(attempt())
+            else:
+                run_inline(self._lifecycle.keeper.retried(self._driver, claims, attempt))
         finally:
-            heartbeat.let_go(held.claim)
+            heartbeat.let_go_many(claims)
 
     def _state(self, key: Key) -> State | None:
         record = self._calls.find(key)
@@ -288,8 +288,8 @@ class IdempotenceService:
 
 def _let_go_all(heartbeat: Heartbeat, assigned: Mapping[Key, _Assigned]) -> None:
     for one in list(assigned.values()):
-        heartbeat.let_go(one.held.claim)
+        heartbeat.let_go(one.claim)
 
 
-def _asked(message: Message) -> Asked:
-    return Asked(message.id, fingerprint_of(message.body), message)
+def _turn(message: Message) -> Turn:
+    return Turn(message.id, fingerprint_of(message.body), message)

@@ -18,7 +18,7 @@ from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, birth_of
 from oncely.engine.asking import new_token, to_claim
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import SyncDriver, run_inline
 from oncely.ledger import Ledger
 from oncely.testing.tools import AdvancingClock, at_once
 
@@ -326,9 +326,10 @@ class ClaimStatements:
         first = new_token()
         tokens = [birth_of(first + 2 * n) for n in range(100)]
         asked = to_claim(keys, "60s", Policy(), marks, None, None, None, tokens)
-        calls = InlineCalls(ledger)
+        driver = SyncDriver(ledger)
         for _ in range(rounds):
-            claims = [granted(outcome) for outcome in run_inline(calls.settle(asked))]
+            outcomes = run_inline(driver.settle(asked))
+            claims = [each.claim for each in outcomes if isinstance(each, Granted)]
             assert [claim.birth for claim in claims] == tokens
             assert {(claim.fence, claim.attempts) for claim in claims} == {(1, 1)}
         assert _kinds(ledger.extend_many(claims, "90s")) == ["Written"] * 100

@@ -26,7 +26,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import retries_of
-from oncely.engine.asking import to_claim
+from oncely.engine.asking import to_ask
 from oncely.engine.request import Write
 from oncely.ledger import Ledger
 from oncely.stores.store import PutBack, Query, Transaction
@@ -309,7 +309,6 @@ def _fail_to_wait(ledger: Ledger) -> None:
 
 def _claim_taken(ledger: Ledger) -> Claim:
     """Ask for what waited in the ledger, and was taken there."""
-    asked = to_claim([PARENT], None, Policy(), None, None, None, None, taken=[True])
-    [outcome] = ledger._settle(asked)
+    outcome = ledger._settle_one(to_ask(PARENT, None, Policy())._replace(is_taken=True))
     assert isinstance(outcome, Granted)
     return outcome.claim

@@ -29,7 +29,7 @@ from tests.meddling import MeddlingStore
 from tests.records import granted
 
 from oncely.adapters.dramatiq import OnceMiddleware
-from oncely.core import rules
+from oncely.core import turn
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
@@ -41,7 +41,7 @@ _DEADLINE_MS = 60_000
 @pytest.fixture
 def broker(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RabbitmqBroker]:
     """A broker whose failed messages come again soon, and whose results are kept."""
-    monkeypatch.setattr(rules, "AGAIN_S", 0.1)
+    monkeypatch.setattr(turn, "AGAIN_S", 0.1)
     retries = Retries(min_backoff=20, max_backoff=50, max_retries=3)
     results = Results(backend=StubBackend())
     groups = GroupCallbacks(rate_limits.StubBackend())

@@ -36,7 +36,7 @@ from tests.records import granted
 
 from oncely._util import clock
 from oncely.adapters.faststream import SESSION, once_middleware
-from oncely.core import rules
+from oncely.core import turn
 from oncely.core.control import Unrecoverable
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
@@ -49,7 +49,7 @@ WORK = RabbitQueue("work", declare=False)
 @pytest.fixture
 def url(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a RabbitMQ on which the queue `work` is declared."""
-    monkeypatch.setattr(rules, "AGAIN_S", 0.1)
+    monkeypatch.setattr(turn, "AGAIN_S", 0.1)
     with channel_to(rabbitmq_url) as channel:
         declare(channel, "work", "dead")
     return rabbitmq_url

@@ -31,7 +31,7 @@ from tests.records import granted
 
 from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.pika import once_callback
-from oncely.core import rules
+from oncely.core import turn
 from oncely.core.control import Unrecoverable
 from oncely.core.errors import ConfigError, MismatchError
 from oncely.core.message import Message
@@ -45,7 +45,7 @@ QUICK = Policy(tries=3, backoff=["50ms"])
 @pytest.fixture
 def channel(rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockingChannel]:
     """A channel on which the queue `work` is declared."""
-    monkeypatch.setattr(rules, "AGAIN_S", 0.1)
+    monkeypatch.setattr(turn, "AGAIN_S", 0.1)
     with channel_to(rabbitmq_url) as channel:
         declare(channel, "work", "dead")
         yield channel

@@ -10,7 +10,7 @@ import pytest
 from tests.conditions import wait_until
 
 from oncely import Consumer, ConsumerReport, Message, open_ledger, open_transport
-from oncely.core import rules
+from oncely.core import turn
 from oncely.ledger import Ledger
 from oncely.transports.transport import Transport
 
@@ -57,7 +57,7 @@ def test_newer_starts_later(
     rabbitmq_url: str, connect: Connect, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has come to the older one alone, again and again, waits for the newer one."""
-    monkeypatch.setattr(rules, "UNKNOWN_S", 1.0)
+    monkeypatch.setattr(turn, "UNKNOWN_S", 1.0)
     ids = [f"returned{number}" for number in range(20)]
     old, new = (Consumer(rabbitmq_url, QUEUE) for _ in range(2))
     for version in (old.events(PLACED), new.events(PLACED, RETURNED)):

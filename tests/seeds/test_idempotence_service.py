@@ -21,7 +21,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.ledger import Ledger
-from oncely.lifecycle import held_message
+from oncely.lifecycle import handler_context
 from oncely.service import IdempotenceService, ProcessingStatus
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
@@ -312,7 +312,7 @@ def test_deferred_messages_have_a_limit(
         service.add_deferred_message(MESSAGE, Message("one-more"))
     with pytest.raises(MessageError, match="empty id"):
         service.add_deferred_message(MESSAGE, Message(""))
-    assert held_message.MOST_DEFERRED == 10_000
+    assert handler_context.MOST_DEFERRED == 10_000
 
 
 # ---- Completion --------------------------------------------------------------------------------
@@ -587,11 +587,10 @@ def test_claims_of_a_service_that_is_gone_run_out(ledger: Ledger, clock: ManualC
     """Nobody extends what a service held that is no more: the next one is assigned the message."""
     service = IdempotenceService(ledger, _CONSUMER, lease="60s")
     assert service.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED
-    heartbeat = service._handling.heartbeat
-    held = service._assigned[Key(_CONSUMER, MESSAGE.id)].turn.held
-    assert held is not None
+    heartbeat = service._lifecycle.heartbeat
+    claim = service._assigned[Key(_CONSUMER, MESSAGE.id)].claim
     del service
-    assert not heartbeat.is_good(held.claim)
+    assert not heartbeat.is_good(claim)
     clock.advance(61)
     successor = IdempotenceService(ledger, _CONSUMER, lease="60s")
     assert successor.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED

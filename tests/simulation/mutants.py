@@ -27,10 +27,11 @@ class Mutant(NamedTuple):
 
 
 RULES = "core/rules.py"
+TURN = "core/turn.py"
 SETTLE = "engine/settle.py"
 CALLS = "engine/calls.py"
-HANDLING = "lifecycle/handling.py"
-KEEPING = "lifecycle/keeping.py"
+LIFECYCLE = "lifecycle/lifecycle.py"
+RETRY_QUEUE = "lifecycle/retry_queue.py"
 RETRIES = "consuming/retries.py"
 TAKEN = "lifecycle/taken.py"
 TABLES = "stores/memory_tables.py"
@@ -200,20 +201,20 @@ MUTANTS = [
     ),
     Mutant(
         "what is to be tried again is not kept with its record",
-        HANDLING,
-        "            kept = () if self.keeping is None else self.keeping.rows_of(turn)\n",
-        "            kept = ()\n",
+        LIFECYCLE,
+        "Write(command, () if queue is None else queue.rows_of(turn), removed=removed)",
+        "Write(command, (), removed=removed)",
     ),
     Mutant(
         "what is to be tried again is due at once",
-        KEEPING,
+        RETRY_QUEUE,
         "            case Delay(delay_s):\n"
         "                row = replace(self._row(turn), delay_s=delay_s)",
         "            case Delay():\n                row = self._row(turn)",
     ),
     Mutant(
         "what failed again keeps its former place and time",
-        "engine/mailbox.py",
+        CALLS,
         "            transaction.keep(those, renews=renews)",
         "            transaction.keep(those)",
     ),
@@ -226,7 +227,7 @@ MUTANTS = [
     ),
     Mutant(
         "what is done goes on waiting",
-        HANDLING,
+        LIFECYCLE,
         "Write(command, sent, is_over, removed)",
         "Write(command, sent, False, removed)",
         seed=1,
@@ -268,20 +269,20 @@ MUTANTS = [
     Mutant(
         "what comes later runs before one of its order that waits",
         RETRIES,
-        "taken = self._mailbox.lanes(self._keeping.queue, {*lanes.values()})",
-        "taken = set()",
+        "answers.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))",
+        "answers.append(set())",
         seed=33,
     ),
     Mutant(
         "other content is dropped under an id that waits",
-        HANDLING,
-        "            await self._refuse_others(calls, turns)\n",
+        LIFECYCLE,
+        "            await self._refuse_others(driver, turns)\n",
         "",
         seed=33,
     ),
     Mutant(
         "a dead letter is not kept with its record",
-        KEEPING,
+        RETRY_QUEUE,
         "            case DeadLetter(reason):\n                return self._dead(turn, reason)\n",
         "            case DeadLetter(reason):\n"
         "                return () if turn.error else self._dead(turn, reason)\n",
@@ -289,14 +290,14 @@ MUTANTS = [
     ),
     Mutant(
         "a dead letter that was refused is not kept",
-        HANDLING,
+        LIFECYCLE,
         "mailbox.keep, waiting, dead, self._rows_in_queue(turns))",
         "mailbox.keep, waiting, [], self._rows_in_queue(turns))",
     ),
     Mutant(
         "what could not be kept is acknowledged",
-        HANDLING,
-        "            for turn in turns:\n                turn.ending = AFTER_DOUBT\n"
+        LIFECYCLE,
+        "            for turn in turns:\n                turn.left_in_doubt()\n"
         "            return turns\n",
         "            return []\n",
         seed=600,
@@ -304,7 +305,7 @@ MUTANTS = [
     # ---- The lifecycle -------------------------------------------------------------------------
     Mutant(
         "a message that another worker has is set aside",
-        RULES,
+        TURN,
         "isinstance(error, RefusedError | MessageError | UnreadableRow):",
         'type(error).__name__ == "BusyError" or '
         "isinstance(error, RefusedError | MessageError | UnreadableRow):",
@@ -312,43 +313,43 @@ MUTANTS = [
     ),
     Mutant(
         "what has begun is released by a stop, though it must not repeat",
-        RULES,
-        'may_run_again = phase < Phase.CALLED or policy.on_in_doubt == "retry"',
-        "may_run_again = phase <= Phase.CALLED",
+        TURN,
+        'may_run_again = progress < Progress.CALLED or policy.on_in_doubt == "retry"',
+        "may_run_again = progress <= Progress.CALLED",
         seed=13,
     ),
     Mutant(
         "what a handler has sent is dropped",
-        HANDLING,
-        "sent, command = _held_by(turn).end(),",
-        "sent, command = _held_by(turn).end()[:0],",
+        LIFECYCLE,
+        "            sent = turn.sent()\n",
+        "            sent = turn.sent()[:0]\n",
     ),
     Mutant(
         "what could not be stored is acknowledged",
-        HANDLING,
-        "told_of(turns)},\n        )\n        for turn in turns:\n            turn.refusal",
-        "told_of(turns)},\n        )\n        for turn in ():\n            turn.refusal",
+        LIFECYCLE,
+        "logged_of(turns)},\n        )\n        for turn in turns:\n            turn.left",
+        "logged_of(turns)},\n        )\n        for turn in ():\n            turn.left",
         seed=67,
     ),
     Mutant(
         "a caller gets a result whose end nobody has tried to store",
         "lifecycle/work.py",
-        "        await self._handling.end(held.calls, [self.turn])\n        refusal",
-        "        self._handling.heartbeat.let_go(held.claim)\n        refusal",
+        "        await self._lifecycle.store(driver, [turn])\n",
+        "        self._lifecycle.let_go([turn])\n",
         seed=2,
     ),
     Mutant(
         "what another has taken over is acknowledged",
-        HANDLING,
-        "if isinstance(outcome, Fenced):",
-        "if outcome is None:",
+        LIFECYCLE,
+        "elif isinstance(outcome, Fenced):",
+        "elif outcome is None:",
         seed=73,
     ),
     Mutant(
         "a claim is extended for ever when a signal interrupts its end",
-        HANDLING,
+        LIFECYCLE,
         "            self.heartbeat.let_go_many(claims)\n\n    def _note_stored",
-        "            if turns[0].ending and turns[0].phase >= Phase.STORED:\n"
+        "            if turns[0].state is TurnState.STORED:\n"
         "                self.heartbeat.let_go_many(claims)\n\n    def _note_stored",
         seed=20,
     ),
@@ -361,7 +362,7 @@ MUTANTS = [
     ),
     Mutant(
         "a finished step runs again",
-        "lifecycle/held_message.py",
+        "lifecycle/handler_context.py",
         "            if name not in run_inline(self._kept(blocking)):",
         "            run_inline(self._kept(blocking))\n            if name:",
     ),

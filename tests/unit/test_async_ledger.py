@@ -452,4 +452,4 @@ def test_every_call_of_the_ledger_is_there() -> None:
         if inspect.iscoroutinefunction(twin):
             returned = [inspect.signature(each).return_annotation for each in (method, twin)]
             assert returned[0] == returned[1], name
-    assert asynchronous.keys() == {"blocking", "pause", "run", "settle", "settle_each"}
+    assert asynchronous.keys() == {"run"}

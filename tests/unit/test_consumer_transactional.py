@@ -14,13 +14,13 @@ from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely.consumer import Consumer
-from oncely.core import rules
+from oncely.core import turn
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter
 from oncely.lifecycle import transacting
-from oncely.lifecycle.held_message import deferred_message
+from oncely.lifecycle.handler_context import deferred_message
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
 
@@ -201,7 +201,7 @@ def test_the_database_is_away(queue: Queue, sql: Sql) -> None:
 
     consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").tries(1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rules, "AGAIN_S", 0.01)
+        patched.setattr(turn, "AGAIN_S", 0.01)
         report = consumer.transactional(Away()).consume(write, drain=True)
     assert (report.received, report.handled, report.failed) == (1, 1, 0)
     assert len(queue.verdicts) == 4
@@ -212,7 +212,7 @@ def test_another_database_is_locked(
 ) -> None:
     """A handler that always finds another database locked has failed, and spends its tries."""
     monkeypatch.setattr(transacting, "_TRIES", 3)
-    monkeypatch.setattr(rules, "AGAIN_S", 0.01)
+    monkeypatch.setattr(turn, "AGAIN_S", 0.01)
     runs: list[str] = []
 
     def handle(message: Message, _: Any) -> None:

@@ -17,7 +17,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.mailbox import keep_anew
+from oncely.engine.calls import keep_anew
 from oncely.ledger import Ledger
 from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
@@ -78,6 +78,18 @@ def test_waits_in_the_ledger(queue: Queue, ledger: Ledger, clock: ManualClock) -
     record = ledger.find(KEY)
     assert record is not None
     assert (record.state, record.attempts) == (State.COMPLETED, 2)
+
+
+def test_failure_of_an_untracked_message(queue: Queue, live: Ledger) -> None:
+    """A message without an id that runs untracked has no record to wait with: it is tried again all
+    the same, and is a dead letter in the end.
+    """
+    queue.publish("in", [Message("", b"{}")])
+    consumer = consumer_of(queue, live, tries=3, backoff="1ms", on_missing_id="untracked")
+    report = consumer.consume(failing("", "", ""), drain=True)
+    assert (report.retried, report.failed, report.dead_lettered) == (2, 1, 1)
+    [letter] = live.dead("billing")
+    assert (letter.message.body, letter.reason) == (b"{}", "ValueError: no ")
 
 
 def test_attempts_go_on(queue: Queue, live: Ledger) -> None:
@@ -285,7 +297,7 @@ def test_error_queue_wants_a_ledger(queue: Queue) -> None:
 
 def test_two_versions(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only the newer version takes is handled by that, while both share a queue."""
-    monkeypatch.setattr("oncely.core.rules.UNKNOWN_S", 0.02)
+    monkeypatch.setattr("oncely.core.turn.UNKNOWN_S", 0.02)
     queue.put(*[f"old{n}" for n in range(5)], type="order.placed")
     queue.put(*[f"new{n}" for n in range(5)], type="order.returned")
     done: dict[str, list[str]] = {"old": [], "new": []}
@@ -321,7 +333,7 @@ def test_nobody_comes(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
 
 def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given back for others; after too long it is rejected."""
-    monkeypatch.setattr("oncely.core.rules.UNKNOWN_S", 0.02)
+    monkeypatch.setattr("oncely.core.turn.UNKNOWN_S", 0.02)
     queue.put("1", type="fax")
     consumer = Consumer(
         queue,

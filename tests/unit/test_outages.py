@@ -15,7 +15,7 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely import http
 from oncely.consumer import Consumer
-from oncely.core import rules
+from oncely.core import turn
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.ledger import Ledger
@@ -94,7 +94,7 @@ def test_transactions(
     queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message whose transaction cannot begin is delivered again, and so are others."""
-    monkeypatch.setattr(rules, "AGAIN_S", 0.01)
+    monkeypatch.setattr(turn, "AGAIN_S", 0.01)
     queue.put("1")
     source = SimpleNamespace(begin=failing(3, AWAY, sql.engine.begin))
     consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").transactional(source)

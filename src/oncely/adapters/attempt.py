@@ -6,19 +6,17 @@ from typing import Any
 
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
-from oncely.async_ledger import SteadyLedger
 from oncely.core.commands import Duplicate, Handled
 from oncely.core.errors import ConfigError, OncelyError, StoreError
 from oncely.core.record import Key, Record, State
-from oncely.core.rules import after_refusal
+from oncely.core.turn import Turn, after_refusal
 from oncely.core.verdicts import Ack, Delay, Verdict
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import run_inline
 from oncely.ledger import Ledger
+from oncely.lifecycle.claim_keeper import AWAY
 from oncely.lifecycle.failures import log_failure
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.patience import AWAY
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.transacting import run, run_async
-from oncely.lifecycle.turn import Turn
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import name_of
 
@@ -64,39 +62,39 @@ class Attempt:
     def __init__(
         self,
         kind: str,
-        handling: Handling,
+        lifecycle: Lifecycle,
         turn: Turn,
         source: Any = None,
         *,
         is_followed: bool = False,
     ) -> None:
-        handling.ledger.recorder.handles_as(kind, handling.consumer)
-        self._is_followed = is_followed and handling.keeps_result
-        self._handling = handling.followed if self._is_followed else handling
+        lifecycle.ledger.recorder.handles_as(kind, lifecycle.consumer)
+        self._is_followed = is_followed and lifecycle.keeps_result
+        self._lifecycle = lifecycle.followed if self._is_followed else lifecycle
         self._source = source
         self.turn = turn
 
     def run(self, call: Callable[..., Any]) -> None:
         """Let `call` handle the message, if it is new; it gets the session, if there is one."""
         if self._source is not None:
-            self.result = run(self._handling, self._source, self.turn, call)
+            self.result = run(self._lifecycle, self._source, self.turn, call)
         else:
-            self.result = run_new(Work(self._handling, self.turn), call)
+            self.result = run_new(Work(self._lifecycle, self.turn), call)
         self._outage.over("claims")
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
         if self._source is not None:
-            self.result = await run_async(self._handling, self._source, self.turn, call)
+            self.result = await run_async(self._lifecycle, self._source, self.turn, call)
         else:
-            self.result = await run_new_async(Work(self._handling, self.turn), call)
+            self.result = await run_new_async(Work(self._lifecycle, self.turn), call)
         self._outage.over("claims")
 
     @property
     def has_result(self) -> bool:
         """Whether `result` is the handler's result, of this attempt or of an earlier one."""
         before = self.before
-        return before is None or (before.is_handled and self._handling.keeps_result)
+        return before is None or (before.is_handled and self._lifecycle.keeps_result)
 
     @property
     def is_repeated(self) -> bool:
@@ -117,7 +115,7 @@ class Attempt:
         """Whether a duplicate is the framework's own message once more, and not another one under
         the same key.
         """
-        own, before = self.turn.asked.metadata, self.before
+        own, before = self.turn.metadata, self.before
         return own is None or (
             before is not None and own.items() <= (before.metadata or {}).items()
         )
@@ -125,16 +123,16 @@ class Attempt:
     def finish(self) -> None:
         """What follows is sent."""
         if self._is_followed and not self.is_repeated:
-            run_inline(self._handling.finish(InlineCalls(self._handling.ledger), [self.turn]))
+            run_inline(self._lifecycle.finish(self._lifecycle.sync_driver, [self.turn]))
 
     async def finish_async(self) -> None:
         """As `finish`, for an async handler."""
         if self._is_followed and not self.is_repeated:
-            await self._handling.finish(SteadyLedger(self._handling.ledger), [self.turn])
+            await self._lifecycle.finish(self._lifecycle.async_driver, [self.turn])
 
     @property
     def _outage(self) -> Outage:
-        return self._handling.patience.outage
+        return self._lifecycle.outage
 
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""
@@ -151,9 +149,9 @@ class Attempt:
         """Log that the handler has raised `error`: the message, the attempt, the next try."""
         verdict = self.own_verdict
         values = {
-            "message_id": self.turn.asked.message_id,
-            "consumer": self._handling.consumer,
-            "attempt": None if self.turn.held is None else self.turn.held.claim.attempts,
+            "message_id": self.turn.message_id,
+            "consumer": self._lifecycle.consumer,
+            "attempt": None if self.turn.claim is None else self.turn.claim.attempts,
             "next_try_in_s": verdict.delay_s if isinstance(verdict, Delay) else None,
         }
         log_failure(_log, error, values)

@@ -17,11 +17,11 @@ from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
+from oncely.core.turn import Turn
 from oncely.core.verdicts import Delay
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
-from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import ended, is_async, name_of
 from oncely.once import check_source
 
@@ -55,11 +55,11 @@ def once_task(
     it is stored, or nothing. Senders leave that parameter out. A function without such a parameter
     raises ConfigError when its task is created.
     """
-    handling = Handling.under(ledger, consumer or "task", policy, lease, keep_result=keep_result)
+    lifecycle = Lifecycle.under(ledger, consumer or "task", policy, lease, keep_result=keep_result)
     if transaction is not None:
         check_source(transaction, "a Celery task", ledger, awaits=False)
     key_of = None if key is None else staticmethod(key)
-    fields = {"abstract": True, "like": handling, "consumer": consumer, "key_of": key_of}
+    fields = {"abstract": True, "like": lifecycle, "consumer": consumer, "key_of": key_of}
     fields["source"] = transaction
     return type("OnceTask", (OnceTask,), fields)
 
@@ -70,7 +70,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
-    like: ClassVar[Handling]
+    like: ClassVar[Lifecycle]
     consumer: ClassVar[str | None]
     key_of: ClassVar[KeyOf | None]
     source: ClassVar[Any] = None
@@ -97,12 +97,12 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
             return super().__call__(*args, **kwargs)
         request = self.request
         request.is_claimed = True
-        turn = Turn(Asked(self._message_id(args, kwargs)))
+        turn = Turn(self._message_id(args, kwargs))
         if self.key_of is not None:
-            turn.asked.metadata = {"task_id": request.id}
+            turn.metadata = {"task_id": request.id}
         turn.serializer = self.keeps
         is_followed = bool(request.callbacks or request.chain or request.chord)
-        attempt = Attempt("celery", self._handling, turn, self.source, is_followed=is_followed)
+        attempt = Attempt("celery", self._lifecycle, turn, self.source, is_followed=is_followed)
         try:
             ignored = self._attempt(attempt, args, kwargs)
         except Exception as error:
@@ -137,7 +137,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
             raise Ignore("a duplicate")
 
     @cached_property
-    def _handling(self) -> Handling:
+    def _lifecycle(self) -> Lifecycle:
         return replace(self.like, consumer=self.consumer or self.name)
 
     def _message_id(self, args: Any, kwargs: Any) -> str | None:

@@ -16,11 +16,11 @@ from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
+from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult
-from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import Run, is_async, name_of, wrapped
 from oncely.once import check_source
 
@@ -55,14 +55,14 @@ class OnceMiddleware(Middleware):
         policy: Policy = Policy(),
         transaction: Any = None,
     ) -> None:
-        under = partial(Handling.under, ledger, lease=lease, keep_result=keep_result)
+        under = partial(Lifecycle.under, ledger, lease=lease, keep_result=keep_result)
         # Wrong options are reported here, not by the first message.
         under("actor", policy)
         self._ledger = ledger
         if transaction is not None:
             self._check_source(transaction)
         self._transaction = transaction
-        self._under: Callable[[Actor[Any, Any]], Handling] = lambda actor: under(
+        self._under: Callable[[Actor[Any, Any]], Lifecycle] = lambda actor: under(
             actor.actor_name, actor.options.get("once", policy)
         )
         self._key_of = key or _message_id
@@ -123,8 +123,8 @@ class OnceMiddleware(Middleware):
     def _once(self, broker: Broker, actor: Actor[Any, Any]) -> Run:
         source, names = self._session_of(actor)
         # Made at the first use: dramatiq only logs errors raised when an actor is declared.
-        handling_of = cache(self._under)
-        serializer_of = cache(lambda actor: handling_of(actor).serializer_of(unwrap(actor.fn)))
+        lifecycle_of = cache(self._under)
+        serializer_of = cache(lambda actor: lifecycle_of(actor).serializer_of(unwrap(actor.fn)))
 
         def run(call: Callable[..., Any], _: Any, __: Any) -> Any:
             message = self._message.get()
@@ -132,13 +132,15 @@ class OnceMiddleware(Middleware):
             self._message.set(None)
             if message is None:
                 return call()
-            turn = Turn(Asked(id_of_key(self._key_of(message))))
+            turn = Turn(id_of_key(self._key_of(message)))
             if self._key_of is not _message_id:
-                turn.asked.metadata = {"message_id": message.message_id}
+                turn.metadata = {"message_id": message.message_id}
             turn.serializer = serializer_of(actor)
             options = {**actor.options, **message.options}
             is_followed = any(map(options.get, _FOLLOWED))
-            attempt = Attempt("dramatiq", handling_of(actor), turn, source, is_followed=is_followed)
+            attempt = Attempt(
+                "dramatiq", lifecycle_of(actor), turn, source, is_followed=is_followed
+            )
 
             def given(*sessions: Any) -> Any:
                 return call(**dict(zip(names, sessions, strict=True)))

@@ -20,11 +20,11 @@ from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult
-from oncely.lifecycle.turn import Asked, Turn
 from oncely.lifecycle.wrapping import is_async, name_of
 from oncely.once import check_source
 
@@ -63,12 +63,12 @@ def once_middleware(
     `session: Annotated[AsyncSession, Context("oncely_session")]`. A handler that is not async
     raises ConfigError at its first message.
     """
-    handling = Handling.under(ledger, consumer, policy, lease, keep_result=keep_result)
+    lifecycle = Lifecycle.under(ledger, consumer, policy, lease, keep_result=keep_result)
     if transaction is not None:
         check_source(transaction, "what FastStream calls", ledger, awaits=True)
-    handling_of = cache(lambda function: replace(handling, consumer=f"{consumer}.{function}"))
+    lifecycle_of = cache(lambda function: replace(lifecycle, consumer=f"{consumer}.{function}"))
     return partial(
-        _OneMessage, handling_of=handling_of, key_of=key or _message_id, source=transaction
+        _OneMessage, lifecycle_of=lifecycle_of, key_of=key or _message_id, source=transaction
     )
 
 
@@ -81,12 +81,12 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         /,
         *,
         context: ContextRepo,
-        handling_of: Callable[[str], Handling],
+        lifecycle_of: Callable[[str], Lifecycle],
         key_of: KeyOf,
         source: Any,
     ) -> None:
         super().__init__(msg, context=context)
-        self._handling_of = handling_of
+        self._lifecycle_of = lifecycle_of
         self._key_of = key_of
         self._source = source
 
@@ -99,14 +99,13 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         [first, *_] = subscriber.calls
         if self._source is not None:
             _check_awaited(subscriber.calls)
-        handling = self._handling_of(first.name)
-        asked = self._asked(msg)
-        serializer = handling.serializer_of(unwrap(first.handler._original_call))
+        lifecycle = self._lifecycle_of(first.name)
+        turn = self._turn(msg)
+        serializer = lifecycle.serializer_of(unwrap(first.handler._original_call))
         while True:
-            turn = Turn(asked)
             turn.serializer = serializer
-            attempt = Attempt("faststream", handling, turn, self._source, is_followed=True)
-            delay = await self._attempted(attempt, call_next, msg, handling.policy)
+            attempt = Attempt("faststream", lifecycle, turn, self._source, is_followed=True)
+            delay = await self._attempted(attempt, call_next, msg, lifecycle.policy)
             if delay is None:
                 break
             # Not requeued: it would be redelivered at once, and be counted by quorum queues.
@@ -156,7 +155,7 @@ class _OneMessage(BaseMiddleware[Any, Any]):
                 case Delay() as delay:
                     return delay
                 case DeadLetter(reason):
-                    raise _rejected(attempt.turn.asked.message_id, reason) from error
+                    raise _rejected(attempt.turn.message_id, reason) from error
                 case _:
                     raise
         if acknowledged:
@@ -164,14 +163,14 @@ class _OneMessage(BaseMiddleware[Any, Any]):
             raise acknowledged[0]
         return None
 
-    def _asked(self, message: StreamMessage[Any]) -> Asked:
+    def _turn(self, message: StreamMessage[Any]) -> Turn:
         """The claim to ask for. Raises RejectMessage if `key` fails."""
         try:
             message_id = id_of_key(self._key_of(message))
             fingerprint = fingerprint_of(message.body)
         except Exception as error:
             raise _rejected(_message_id(message), describe(error)) from error
-        return Asked(message_id, fingerprint, _as_ours(message_id, message))
+        return Turn(message_id, fingerprint, _as_ours(message_id, message))
 
 
 def _check_awaited(calls: Iterable[Any]) -> None:

@@ -13,10 +13,10 @@ from oncely.core.errors import ConfigError, describe
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.turn import Turn
 from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_function, ended, is_async, name_of
 from oncely.once import check_transaction
 from oncely.transports.rabbitmq.messages import count_of, message_of, properties_of
@@ -48,18 +48,18 @@ def once_callback(
     check_function(handler, "once_callback")
     if is_async(handler):
         raise ConfigError(f"once_callback: {name_of(handler)} is async; pika awaits nothing")
-    handling = Handling.under(ledger, consumer, policy, lease)
-    check_ledger(handling.ledger)
+    lifecycle = Lifecycle.under(ledger, consumer, policy, lease)
+    check_ledger(lifecycle.ledger)
     if transaction is not None:
         check_transaction(transaction, handler, ledger)
-    return _Callback(handling, handler, key or _message_id, transaction)
+    return _Callback(lifecycle, handler, key or _message_id, transaction)
 
 
 class _Callback:
     def __init__(
-        self, handling: Handling, handler: Callable[..., Any], key_of: KeyOf, source: Any
+        self, lifecycle: Lifecycle, handler: Callable[..., Any], key_of: KeyOf, source: Any
     ) -> None:
-        self._handling = handling
+        self._lifecycle = lifecycle
         self._handler = handler
         self._key_of = key_of
         self._source = source
@@ -91,9 +91,9 @@ class _Callback:
             self(channel, *delivery)
 
     def _verdict(self, message: Message, count: int) -> Verdict:
-        turn = Turn(Asked(message.id, fingerprint_of(message.body), message))
+        turn = Turn(message.id, fingerprint_of(message.body), message)
         turn.deliveries = count
-        attempt = Attempt("pika", self._handling, turn, self._source)
+        attempt = Attempt("pika", self._lifecycle, turn, self._source)
         try:
             attempt.run(partial(ended, self._handler, message))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything.

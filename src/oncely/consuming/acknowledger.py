@@ -9,7 +9,7 @@ from oncely._util.outage import Outage
 from oncely.consuming.retries import Retries
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import BrokerRefused, StoreDenied, StoreError, TransportError
-from oncely.core.verdicts import Ack, Acknowledgement, DeadLetter, Delay, Reject, Requeue, Told
+from oncely.core.verdicts import Ack, Acknowledgement, DeadLetter, Delay, End, Reject, Requeue
 from oncely.transports.transport import Transport
 
 _log = EventLog(__name__)
@@ -80,6 +80,6 @@ class Acknowledger:
         """Whether the ledger has the message, waiting or as a dead letter."""
         if self._retries is None or turn.ending is None:
             return False
-        told, verdict, _ = turn.ending
-        is_told = told in (Told.FAILED, Told.EXHAUSTED)
-        return turn.waits or is_told or isinstance(verdict, DeadLetter)
+        end, verdict, _ = turn.ending
+        is_stored = end in (End.FAILED, End.EXHAUSTED)
+        return turn.waits or is_stored or isinstance(verdict, DeadLetter)

@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
-from oncely.core.verdicts import Phase
-from oncely.lifecycle.turn import Turn
+from oncely.core.turn import Turn, TurnState
 
 _log = EventLog(__name__)
 
@@ -126,7 +125,7 @@ class ThreadExecutor(Executor[T_Turn]):
             if self._run_many is not None and not self.is_stopped:
                 self._run_many(turns)
             for turn in turns:
-                if not (turn.phase is Phase.STORED or self.is_stopped):
+                if not (turn.state >= TurnState.ENDED or self.is_stopped):
                     self._run(turn)
                 if self._pid != os.getpid():
                     return  # In a forked child of a handler: the rest is the parent's.

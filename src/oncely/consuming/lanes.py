@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.commands import Duplicate, Handled
-from oncely.core.verdicts import Told
+from oncely.core.verdicts import End
 
 
 class Lanes:
@@ -62,5 +61,5 @@ class Lanes:
 
 def _was_handled(turn: DeliveryTurn) -> bool:
     """Whether the ledger knows that the turn's message was handled, now or before."""
-    is_told = turn.ending is not None and turn.ending.told is Told.COMPLETED
-    return (is_told and turn.held is not None) or isinstance(turn.outcome, Duplicate | Handled)
+    is_completed = turn.ending is not None and turn.ending.end is End.COMPLETED
+    return is_completed or turn.is_duplicate

@@ -23,13 +23,11 @@ from oncely.consuming.telling import Telling
 from oncely.consuming.turn import DeliveryTurn
 from oncely.consuming.window_claims import Claims
 from oncely.core.errors import MessageError, TransportError
-from oncely.core.rules import GIVEN_BACK, after_unknown
+from oncely.core.turn import GIVEN_BACK, after_unknown
 from oncely.core.verdicts import Counted, DeadLetter, Delay
-from oncely.lifecycle.handling import Handling, ending_of
-from oncely.lifecycle.held_message import Untracked
-from oncely.lifecycle.patience import store_outage
+from oncely.lifecycle.claim_keeper import store_outage
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import Serializer
-from oncely.lifecycle.turn import Kept
 from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
 from oncely.transports.transport import Delivery, Transport
@@ -101,8 +99,8 @@ class Consuming:
         self._sending: Sending | None = None
         self._serializers: dict[int, Serializer] = {}
         """Of each handler, by its id, since it may not be hashable; empty if no result is kept."""
-        if settings.handling is not None:
-            self._keep_in(settings.handling)
+        if settings.lifecycle is not None:
+            self._keep_in(settings.lifecycle)
         self._executor = _executor(settings)
         self._telling = Telling(settings, self.report)
         self._acknowledger = Acknowledger(transport, self._retries, stop)
@@ -111,20 +109,20 @@ class Consuming:
             "oncely-acknowledging", self._acknowledger.acknowledge, lambda: None
         )
 
-    def _keep_in(self, handling: Handling) -> None:
+    def _keep_in(self, lifecycle: Lifecycle) -> None:
         """Set up the work with a ledger, as far as its store supports it."""
-        settings, ledger = self._settings, handling.ledger
+        settings, ledger = self._settings, lifecycle.ledger
         ledger.check_privileges("worker")
-        outage = handling.patience.outage
-        self._claims = Claims(settings, handling, self._stop, outage)
-        if handling.keeps_result:
+        outage = lifecycle.outage
+        self._claims = Claims(settings, lifecycle, self._stop, outage)
+        if lifecycle.keeps_result:
             handlers = settings.handlers.all
-            self._serializers = {id(each): handling.serializer_of(each) for each in handlers}
-        if handling.keeping is not None:
-            hold_s = handling.lease_s or _ENDLESS_HOLD_S
-            self._retries = Retries(ledger.mailbox, handling.keeping, hold_s, outage)
+            self._serializers = {id(each): lifecycle.serializer_of(each) for each in handlers}
+        if lifecycle.retry_queue is not None:
+            hold_s = lifecycle.lease_s or _ENDLESS_HOLD_S
+            self._retries = Retries(ledger.mailbox, lifecycle.retry_queue, hold_s, outage)
             relay = Relay(ledger, self._transport, hold=_HOLD)
-            self._sending = Sending(relay, ledger.mailbox, handling.consumer)
+            self._sending = Sending(relay, ledger.mailbox, lifecycle.consumer)
 
     # ---- The main loop -------------------------------------------------------------------------
 
@@ -195,12 +193,12 @@ class Consuming:
             was_tried = turn.ending is not None and turn.ending.counted is Counted.RETRIED
             turn.deliveries += was_tried
             self.report.received += was_tried
-            turn.start_over()
+            turn.begins_anew()
             if turn.has_handler:
                 self._prepare(turn)
                 self._ready.append(turn)
             else:
-                turn.ending = GIVEN_BACK
+                turn.ended_as(GIVEN_BACK)
                 self._answered.append(turn)
 
     def _begin_gathered(self) -> bool:
@@ -272,7 +270,7 @@ class Consuming:
     def _prepare(self, turn: DeliveryTurn) -> None:
         """Find out what is known of a message before it is claimed."""
         if turn.delivery.problem is not None:
-            turn.refusal = MessageError(turn.delivery.problem)
+            turn.refused(MessageError(turn.delivery.problem))
             return
         if self._claims is not None:
             self._claims.prepare(turn)
@@ -281,7 +279,7 @@ class Consuming:
         if not turn.has_handler and turn.refusal is None:
             self._wait_for_a_handler(turn)
         elif self._claims is None:
-            turn.begun = Untracked(turn.message)
+            turn.runs_untracked()
 
     def _wait_for_a_handler(self, turn: DeliveryTurn) -> None:
         """Let a message wait whose type no handler here takes: another worker may take it."""
@@ -294,9 +292,9 @@ class Consuming:
             waited_s = (turn.taken.due or 0.0) - (turn.taken.since or 0.0)
         ending = after_unknown(self._settings.policy, error, waited_s, drains=self._drains)
         if isinstance(ending.verdict, DeadLetter):
-            turn.refusal = error
+            turn.refused(error)
         else:
-            turn.ending = ending
+            turn.ended_as(ending)
             turn.waits = self._retries is not None
 
     def _start(self, turns: Sequence[DeliveryTurn]) -> Sequence[DeliveryTurn]:
@@ -320,9 +318,9 @@ class Consuming:
         return [turn for turn in turns if turn not in started]
 
     def _is_to_run(self, turn: DeliveryTurn) -> bool:
-        if turn.refusal is not None or isinstance(turn.begun, Kept):
+        if turn.refusal is not None or turn.is_duplicate:
             return bool(self._settings.outer)
-        return turn.begun is not None or self._settings.begins is not None
+        return turn.is_to_run or self._settings.begins is not None
 
     # ---- Ending --------------------------------------------------------------------------------
 
@@ -347,17 +345,16 @@ class Consuming:
         if not turns:
             return
         for turn in turns:
-            turn.ending = turn.ending or ending_of(
-                turn, self._settings.policy, is_stopping=self._stop.is_set()
+            ending = turn.ending or turn.ended(
+                self._settings.policy, is_stopping=self._stop.is_set()
             )
-            self._telling.tell(turn, turn.ending)
+            self._telling.tell(turn, ending)
         self._send_deferred(turns)
         reached("before_acknowledge")
         put_off = [turn for turn in turns if self._acknowledger.is_put_off(turn)]
         done = [turn for turn in turns if turn not in put_off] if put_off else turns
         now = monotonic()
         for turn in put_off:
-            turn.command = None
             delay_s = turn.verdict.delay_s if isinstance(turn.verdict, Delay) else 0.0
             self._put_off.add(now + delay_s, turn)
         self._to_acknowledge.put(done)
@@ -369,11 +366,11 @@ class Consuming:
         self._on_progress(self.report)
 
     def _send_deferred(self, turns: Sequence[DeliveryTurn]) -> None:
-        keeping = self._settings.keeping
-        if self._sending is None or keeping is None:
+        queue = self._settings.retry_queue
+        if self._sending is None or queue is None:
             return
         self.report.deferred_sent = self._sending.sent
-        if keys := [key for turn in turns if (key := keeping.sent_by(turn)) is not None]:
+        if keys := [key for turn in turns if (key := queue.sent_by(turn)) is not None]:
             self._sending.send(keys)
 
 
@@ -381,7 +378,7 @@ def _executor(settings: ConsumerSettings) -> Executor[DeliveryTurn]:
     if settings.are_async:
         return LoopExecutor(AsyncRunning(settings).run, settings.concurrency)
     running = RunningTogether(settings) if settings.is_together else Running(settings)
-    joins = settings.begins is not None and settings.handling is not None
+    joins = settings.begins is not None and settings.lifecycle is not None
     return ThreadExecutor(
         running.run, settings.concurrency, running.run_together if joins else None
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from oncely._util.clock import monotonic
 from oncely.consuming.turn import DeliveryTurn
-from oncely.core.verdicts import Phase
+from oncely.core.turn import Progress
 
 _LEARNS = 0.3
 """The weight of the last observation in the moving average."""
@@ -36,7 +36,7 @@ class Pace:
         """Learn from the time that these turns have taken."""
         if any(turn.took_s < _QUICK_S for turn in turns):
             self._ended_at = monotonic()
-        took = [turn.took_s for turn in turns if turn.phase > Phase.WAITING]
+        took = [turn.took_s for turn in turns if turn.progress > Progress.WAITING]
         if not took:
             self._widen(min(self._most, _UNTRIED))
             return

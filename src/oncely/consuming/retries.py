@@ -7,11 +7,11 @@ from oncely._util.clock import monotonic
 from oncely._util.outage import Outage
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import StoreDenied, StoreError
-from oncely.core.rules import AFTER_DOUBT, BEHIND
+from oncely.core.turn import AFTER_DOUBT, BEHIND
 from oncely.core.verdicts import Delay
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.mailbox import LedgerMailbox
-from oncely.lifecycle.keeping import Keeping
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.taken import settle_taken
 from oncely.transports.transport import Delivery
 
@@ -20,18 +20,18 @@ _LOOK_S = 0.5
 
 
 class Retries:
-    """Takes messages of `keeping` that are due, as deliveries, and acknowledges them in the ledger.
+    """Takes messages of `queue` that are due, as deliveries, and acknowledges them in the ledger.
 
     No other worker is given a taken message for `hold_s`: if this process dies, the message is
     available again after that time.
     """
 
     def __init__(
-        self, mailbox: LedgerMailbox, keeping: Keeping, hold_s: float, outage: Outage
+        self, mailbox: LedgerMailbox, queue: RetryQueue, hold_s: float, outage: Outage
     ) -> None:
         self._outage = outage
         self._mailbox = mailbox
-        self._keeping = keeping
+        self._queue = queue
         self._hold_s = hold_s
         self._look_at = 0.0
         """`clock.monotonic()` at which the next message may be due."""
@@ -47,7 +47,7 @@ class Retries:
         self._look_at = monotonic() + _LOOK_S
         free_in_s = None
         with self._noted("looks"):
-            free_in_s = self._mailbox.free_in_s(self._keeping.queue)
+            free_in_s = self._mailbox.free_in_s(self._queue.name)
         self._are_due = free_in_s == 0
         if self._are_due and self._yields:
             # Once: each other worker has looked before this one looks again. All look at the moment
@@ -61,7 +61,7 @@ class Retries:
         """At most so many messages that are due, as deliveries of `queue`."""
         taken: Sequence[WaitingMessage] = ()
         with self._noted("takes"):
-            taken = self._mailbox.take(most, self._hold_s, queue=self._keeping.queue)
+            taken = self._mailbox.take(most, self._hold_s, queue=self._queue.name)
         # A message that can be taken may stand behind one that cannot.
         self._are_due = len(taken) == most
         return [Delivery(each.message, queue, each.attempts + 1, each) for each in taken]
@@ -88,7 +88,7 @@ class Retries:
                 # A message that waits behind another of its order has no delay; this one is of a
                 # type that no handler here takes.
                 self._yields |= turn.waits and turn.verdict.delay_s > 0
-            elif turn.taken is not None and self._keeping.lane_of(turn.message) is not None:
+            elif turn.taken is not None and self._queue.lane_of(turn.message) is not None:
                 self._look_in(0.0)
 
     def _look_in(self, delay_s: float) -> None:
@@ -97,25 +97,24 @@ class Retries:
     def are_none(self) -> bool:
         """Whether no message waits, due or not. False if the ledger cannot tell."""
         try:
-            return self._mailbox.free_in_s(self._keeping.queue) is None
+            return self._mailbox.free_in_s(self._queue.name) is None
         except StoreError:
             return False
 
     def keep_order(self, turns: Sequence[DeliveryTurn]) -> None:
         """Let turns wait in the ledger if an earlier message of their order waits there."""
-        lanes = {turn: lane for turn in turns if (lane := self._keeping.lane_of(turn.message))}
+        lanes = {turn: lane for turn in turns if (lane := self._queue.lane_of(turn.message))}
         if not lanes:
             return
-        # Unless the ledger answers.
-        for turn in turns:
-            turn.ending = AFTER_DOUBT
+        answers: list[set[str]] = []
         with self._noted("lanes"):
-            taken = self._mailbox.lanes(self._keeping.queue, {*lanes.values()})
-            for turn in turns:
-                turn.ending = None
-            for turn, lane in lanes.items():
-                if lane in taken:
-                    turn.ending, turn.waits = BEHIND, True
+            answers.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))
+        for turn in turns:
+            if not answers:
+                turn.ended_as(AFTER_DOUBT)
+            elif lanes.get(turn) in answers[0]:
+                turn.ended_as(BEHIND)
+                turn.waits = True
 
     def acknowledge(self, turns: Sequence[DeliveryTurn]) -> None:
         """Tell the ledger how the taken messages have ended, if it does not know yet. Raises

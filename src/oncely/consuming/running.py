@@ -10,12 +10,12 @@ from oncely._util.event_log import EventLog
 from oncely.consuming.settings import ConsumerSettings
 from oncely.consuming.turn import DeliveryTurn, current_turn
 from oncely.core.errors import ConfigError, FencedError, MessageError
-from oncely.core.message import Message, entered
-from oncely.core.verdicts import Phase
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.held_message import HeldMessage, Untracked
+from oncely.core.message import Message, Processing, entered
+from oncely.core.turn import Progress, TurnState, Untracked
+from oncely.engine.driver import Driver
+from oncely.lifecycle.handler_context import UntrackedContext, context_of
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.transacting import run, run_async, run_together
-from oncely.lifecycle.turn import Kept
 from oncely.lifecycle.wrapping import ended, is_async
 from oncely.middleware.chain import chained, chained_async
 from oncely.middleware.threads import Threads
@@ -37,9 +37,9 @@ class Running:
         """
         together = [turn for turn in turns if turn.key is not None]
 
-        def run_all(link: Any) -> bool:
+        def run_all(link: Any, driver: Driver) -> bool:
             for turn in together:
-                turn.link = link
+                turn.link, turn.driver = link, driver
             return self.run_all(together)
 
         if len(together) > 1:
@@ -60,23 +60,24 @@ class Running:
 
     def _barrier(self, message: Message) -> Any:
         turn, settings = current_turn.get(), self._settings
-        _check(turn, message, settings.handling)
-        if isinstance(turn.begun, Kept):
+        _check(turn, message, settings.lifecycle)
+        if turn.is_duplicate:
             return settings.joined.given_back(turn)
-        if turn.begun is not None:
-            with entered(turn.begun):
+        if turn.is_to_run:
+            with entered(_context(turn, settings.lifecycle)):
                 return self._work(turn, message, turn.link)
         return run(
             settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
         )
 
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+        turn.link = link
+        turn.runs()
         try:
             result = self._inner(message)
-            _note_result(turn, self._settings.handling, result)
+            _note_result(turn, self._settings.lifecycle, result)
         except BaseException as error:
-            turn.error = error
+            turn.raised(error)
             raise
         return result
 
@@ -90,11 +91,11 @@ class RunningTogether(Running):
 
     def run_all(self, turns: Sequence[DeliveryTurn]) -> bool:
         """Hand the granted turns to their handlers; return whether none fails."""
-        granted = [turn for turn in turns if isinstance(turn.begun, HeldMessage)]
+        granted = [turn for turn in turns if turn.claim is not None]
         by_handler: dict[Callable[..., Any], list[DeliveryTurn]] = defaultdict(list)
         for turn in granted:
             by_handler[turn.handler].append(turn)
-            turn.phase = Phase.CALLED
+            turn.called()
         began = time.perf_counter()
         try:
             for handler, those in by_handler.items():
@@ -125,7 +126,7 @@ def check_together(settings: ConsumerSettings) -> None:
         raise ConfigError(
             "transactional: a middleware stands around one message; leave out together=True"
         )
-    if settings.handling is not None and settings.handling.keeps_result:
+    if settings.lifecycle is not None and settings.lifecycle.keeps_result:
         raise ConfigError('transactional: together keeps no results; write Policy(results="off")')
 
 
@@ -145,23 +146,24 @@ class AsyncRunning:
 
     async def _barrier(self, message: Message) -> Any:
         turn, settings = current_turn.get(), self._settings
-        _check(turn, message, settings.handling)
-        if isinstance(turn.begun, Kept):
+        _check(turn, message, settings.lifecycle)
+        if turn.is_duplicate:
             return settings.joined.given_back(turn)
-        if turn.begun is not None:
-            with entered(turn.begun):
+        if turn.is_to_run:
+            with entered(_context(turn, settings.lifecycle, is_async=True)):
                 return await self._work(turn, message, turn.link)
         return await run_async(
             settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
         )
 
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
-        turn.link, turn.error, turn.phase = link, None, Phase.RUNNING
+        turn.link = link
+        turn.runs()
         try:
             result = await self._inner(message)
-            _note_result(turn, self._settings.handling, result)
+            _note_result(turn, self._settings.lifecycle, result)
         except BaseException as error:
-            turn.error = error
+            turn.raised(error)
             raise
         return result
 
@@ -181,7 +183,7 @@ class _timed:  # noqa: N801 - reads as a statement.
         self._turn = turn
 
     def __enter__(self) -> None:
-        self._turn.phase = Phase.STARTED
+        self._turn.started()
         self._token = current_turn.set(self._turn)
         self._began = time.perf_counter()
 
@@ -191,18 +193,28 @@ class _timed:  # noqa: N801 - reads as a statement.
         current_turn.reset(self._token)
         if error is not None:
             _raised(turn, error)
-        elif isinstance(turn.begun, Untracked):
+        elif isinstance(turn.outcome, Untracked):
             # If there is a record, the failure is stored there already, or will be.
-            turn.error = None
+            turn.raised(None)
         return True
 
 
-def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> None:
+def _context(
+    turn: DeliveryTurn, lifecycle: Lifecycle | None, *, is_async: bool = False
+) -> Processing:
+    """What the handler of a turn may call."""
+    if lifecycle is None:
+        return UntrackedContext(turn.message)
+    own = lifecycle.async_driver if is_async else lifecycle.sync_driver
+    return context_of(turn, turn.driver or own, lifecycle.keeper)
+
+
+def _check(turn: DeliveryTurn, message: Message, lifecycle: Lifecycle | None) -> None:
     """Raise if the handler, and the middleware around it, must not run."""
-    held = turn.begun if turn.link is None else None
-    if isinstance(held, HeldMessage) and handling and not handling.heartbeat.is_good(held.claim):
+    claim = turn.claim if turn.link is None else None
+    if lifecycle is not None and claim is not None and not lifecycle.keeper.is_good(claim):
         # This process was paused for long, or the store was down and the claim was not extended.
-        turn.refusal = FencedError("its claim may have run out before its handler began")
+        turn.refused(FencedError("its claim may have run out before its handler began"))
     if turn.refusal is not None:
         raise turn.refusal
     if message.id != turn.message.id:
@@ -215,8 +227,8 @@ def _check(turn: DeliveryTurn, message: Message, handling: Handling | None) -> N
 def _raised(turn: DeliveryTurn, error: BaseException) -> None:
     if error is turn.error or error is turn.refusal:
         return
-    has_run = turn.phase >= Phase.RUNNING
-    if has_run or turn.refusal is not None or isinstance(turn.begun, Kept):
+    has_run = turn.progress >= Progress.RUNNING
+    if has_run or turn.refusal is not None or turn.is_duplicate:
         # The end of the message is known: a later error does not undo it.
         _log.error(
             "a middleware failed after message '%(message_id)s' had ended: %(reason)s; the end of "
@@ -225,20 +237,20 @@ def _raised(turn: DeliveryTurn, error: BaseException) -> None:
             extra={"event": "middleware_failed", "message_id": turn.message.id},
         )
     else:
-        turn.error = error
+        turn.raised(error)
 
 
-def _note_result(turn: DeliveryTurn, handling: Handling | None, result: Any) -> None:
-    if isinstance(turn.begun, HeldMessage) and turn.begun.unawaited is not None:
-        turn.begun.check_awaited()
-    if handling is not None:
-        turn.result = handling.kept(turn, result)
+def _note_result(turn: DeliveryTurn, lifecycle: Lifecycle | None, result: Any) -> None:
+    if turn.context is not None:
+        turn.context.check_awaited()
+    if lifecycle is not None:
+        turn.returned(lifecycle.kept(turn, result))
 
 
 def _calling() -> DeliveryTurn:
     turn = current_turn.get()
-    # In this order: releasing ends the claims first, and then looks which handlers were called.
-    turn.phase = Phase.CALLED
-    if isinstance(turn.begun, HeldMessage) and turn.begun.is_over:
+    # In this order: who stops a turn first says so, and then looks whether its handler was called.
+    turn.called()
+    if turn.state >= TurnState.ENDED:
         raise asyncio.CancelledError
     return turn

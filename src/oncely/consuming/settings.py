@@ -9,9 +9,8 @@ from oncely._util.outage import Outage
 from oncely.consuming.handlers import Handlers
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import Patience
+from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.wrapping import is_async
 from oncely.middleware.chain import BothWays, Middleware
 
@@ -32,7 +31,7 @@ class ConsumerSettings:
     """The middleware of every message, duplicates too."""
     inner: list[Middleware] = field(default_factory=list)
     """The middleware of messages whose handler runs."""
-    handling: Handling | None = None
+    lifecycle: Lifecycle | None = None
     """What the ledger does; None without one, and before the consumer runs."""
     begins: Any = None
     """A source of transactions, plain or async, if handlers work in one with their claims."""
@@ -54,21 +53,19 @@ class ConsumerSettings:
         return self.handlers.are_async or any(map(is_async, middleware))
 
     @property
-    def keeping(self) -> Keeping | None:
-        """The messages that wait in the ledger, if the ledger keeps messages."""
-        return None if self.handling is None else self.handling.keeping
+    def retry_queue(self) -> RetryQueue | None:
+        """Where messages wait in the ledger, if the ledger keeps messages."""
+        return None if self.lifecycle is None else self.lifecycle.retry_queue
 
     @property
-    def joined(self) -> Handling:
-        """The handling of handlers in transactions."""
-        assert self.handling is not None  # noqa: S101 - without a ledger there are none.
-        return self.handling
+    def joined(self) -> Lifecycle:
+        """The lifecycle of messages whose handlers work in transactions."""
+        assert self.lifecycle is not None  # noqa: S101 - without a ledger there are none.
+        return self.lifecycle
 
     def for_one_run(self, stop: threading.Event, outage: Outage) -> Self:
         """The same for one run, which `stop` stops; `outage` is noted while the store is away."""
-        if self.handling is None:
+        if self.lifecycle is None:
             return self
-        patience = Patience(stop, self.grace_s, outage)
-        return replace(
-            self, handling=replace(self.handling, is_stopping=stop.is_set, patience=patience)
-        )
+        lifecycle = replace(self.lifecycle, stop=stop, grace_s=self.grace_s, outage=outage)
+        return replace(self, lifecycle=lifecycle)

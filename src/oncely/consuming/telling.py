@@ -47,7 +47,7 @@ class Telling:
             "consumer": self._settings.name,
             "queue": self._settings.queue,
             "type": turn.message.type,
-            "attempt": turn.deliveries if turn.held is None else turn.held.claim.attempts,
+            "attempt": turn.attempts,
             "next_try_in_s": turn.verdict.delay_s if isinstance(turn.verdict, Delay) else None,
         }
         if is_refused:

@@ -6,20 +6,19 @@ from typing import Any
 
 from oncely._util import clock
 from oncely._util.outage import Outage
-from oncely.async_ledger import SteadyLedger
 from oncely.consuming.settings import ConsumerSettings, MetadataOf
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, check_message
 from oncely.core.verdicts import DeadLetter
-from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.patience import AWAY, PAUSE_S
+from oncely.engine.driver import run_inline
+from oncely.lifecycle.claim_keeper import AWAY, PAUSE_S
+from oncely.lifecycle.lifecycle import Lifecycle
 
 
 class Claims:
-    """Claims and ends the turns of one consumer, as `handling` says.
+    """Claims and ends the turns of one consumer, as `lifecycle` says.
 
     `stop` is set when the consumer must stop; `outage` records whether the store is unavailable.
     """
@@ -27,16 +26,13 @@ class Claims:
     def __init__(
         self,
         settings: ConsumerSettings,
-        handling: Handling,
+        lifecycle: Lifecycle,
         stop: threading.Event,
         outage: Outage,
     ) -> None:
-        self._handling = handling
+        self._lifecycle = lifecycle
+        self._driver = lifecycle.sync_driver
         self._metadata_of = settings.metadata_of
-        self._inline = InlineCalls(handling.ledger)
-        is_async = settings.are_async
-        self._calls = SteadyLedger(handling.ledger) if is_async else self._inline
-        """The calls by which handlers run steps."""
         self._stop = stop
         self._outage = outage
 
@@ -45,12 +41,12 @@ class Claims:
         message = turn.message
         try:
             check_message(message, needs_id=False)
-            turn.asked.fingerprint = fingerprint_of(message.body)
+            turn.fingerprint = fingerprint_of(message.body)
             if self._metadata_of is not None:
-                turn.asked.metadata = _metadata(self._metadata_of, message)
-            turn.key = self._handling.key_of(turn.asked)
+                turn.metadata = _metadata(self._metadata_of, message)
+            turn.key = self._lifecycle.key_of(turn)
         except MessageError as error:
-            turn.refusal = error
+            turn.refused(error)
 
     def begin(self, turns: Sequence[DeliveryTurn]) -> None:
         """Claim all, and repeat that until the store answers. If the consumer stops before that,
@@ -58,29 +54,25 @@ class Claims:
         """
         while not self._stop.is_set():
             try:
-                run_inline(self._handling.begin(self._inline, turns))
+                run_inline(self._lifecycle.claim(self._driver, turns))
             except AWAY as error:
                 self._outage.met(error, "claims")
                 clock.wait(self._stop, PAUSE_S)
                 continue
             self._outage.over("claims")
-            if self._calls is not self._inline:
-                for turn in turns:
-                    if turn.held is not None:
-                        turn.held.calls = self._calls
             return
 
     def end(self, turns: Sequence[DeliveryTurn]) -> None:
         """Store the ends of handlers, and the messages that did not run and must wait."""
-        run_inline(self._handling.end(self._inline, turns))
+        run_inline(self._lifecycle.store(self._driver, turns))
         kept = [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]
         if kept:
-            for turn in run_inline(self._handling.keep(self._inline, kept)):
+            for turn in run_inline(self._lifecycle.put_aside(self._driver, kept)):
                 turn.waits = False
 
     def give_back(self, turns: Sequence[DeliveryTurn]) -> None:
         """Release the turns that have not run to their end, if they may run again."""
-        run_inline(self._handling.give_back(self._inline, turns))
+        run_inline(self._lifecycle.give_back(self._driver, turns))
 
 
 def _metadata(metadata_of: MetadataOf, message: Message) -> Mapping[str, Any] | None:
@@ -92,4 +84,4 @@ def _metadata(metadata_of: MetadataOf, message: Message) -> Mapping[str, Any] | 
 
 def _is_dead_unheard(turn: DeliveryTurn) -> bool:
     """Whether the turn is a dead letter that was not stored with its end."""
-    return isinstance(turn.verdict, DeadLetter) and turn.held is None and not turn.waits
+    return isinstance(turn.verdict, DeadLetter) and turn.claim is None and not turn.waits

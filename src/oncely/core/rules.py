@@ -55,30 +55,8 @@ from oncely.core.commands import (
     Waiting,
     Written,
 )
-from oncely.core.control import Reject, Retry, Unrecoverable
-from oncely.core.durations import seconds
-from oncely.core.errors import (
-    DuplicateError,
-    ExhaustedError,
-    MessageError,
-    RefusedError,
-    UnreadableRow,
-    WaitingError,
-    describe,
-    reason_of,
-)
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Record, State, birth_of, claim_of, version_of
-from oncely.core.verdicts import (
-    Ack,
-    Counted,
-    DeadLetter,
-    Delay,
-    Ending,
-    Phase,
-    Requeue,
-    Told,
-)
 
 
 class Decision(NamedTuple):
@@ -195,115 +173,6 @@ def depends_on_horizon(command: Command) -> bool:
 def is_too_old(ask: Ask, horizon: float) -> bool:
     """Whether a message that has no record may have been forgotten, and does not run."""
     return depends_on_horizon(ask) and ask.sent_at is not None and ask.sent_at < horizon
-
-
-# ---- What an end means -------------------------------------------------------------------------
-
-AFTER_DUPLICATE = Ending(Told.NOTHING, Ack(), Counted.DUPLICATE)
-"""What follows where nothing is left to do."""
-AGAIN_S = 1.0
-"""Seconds until the redelivery of a message that was not handled, and has not failed."""
-AFTER_DOUBT = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
-"""What follows where nobody knows what of a handler's transaction is stored: its claim runs out."""
-AFTER_OUTAGE = Ending(Told.NOTHING, Delay(AGAIN_S), Counted.RETRIED)
-"""What follows where a handler fails that ran untracked, because the store was away: nobody counts
-its attempts."""
-
-
-def after_end(
-    policy: Policy,
-    attempts: int,
-    error: BaseException | None,
-    phase: Phase = Phase.CALLED,
-    *,
-    is_stopping: bool = False,
-) -> Ending:
-    """What follows where a message has reached `phase` in the attempt with that number, with
-    `error` where something has failed.
-
-    `is_stopping`: whether this process is being stopped. Only then is an error that is not an
-    Exception (SystemExit, CancelledError) something other than a failed attempt.
-    """
-    if error is not None and not (is_stopping and not isinstance(error, Exception)):
-        return _after_failure(policy, attempts, error)
-    if error is not None or phase is Phase.WAITING:
-        return after_stop(policy, phase)
-    if phase is Phase.STARTED:
-        return Ending(Told.RELEASED, Ack(), Counted.SKIPPED)
-    return Ending(Told.COMPLETED, Ack(), Counted.HANDLED)
-
-
-def fails_by_death(policy: Policy) -> bool:
-    """Whether the death of a handler's process is a failure, as an exception is. Else the message
-    is in doubt: the effect may have happened, and the policy may not allow a retry.
-    """
-    return policy.on_in_doubt == "retry"
-
-
-def recorded(error: BaseException | None) -> str:
-    """The error text that a failed record keeps. For an unusable message it begins with "Reject" or
-    "MessageError", whatever subclass was raised: later deliveries recognize it by that word.
-    """
-    for kind in (Reject, MessageError):
-        if isinstance(error, kind):
-            return describe(kind(reason_of(error)))
-    return describe(error or "")
-
-
-def after_stop(policy: Policy, phase: Phase) -> Ending:
-    """What follows where this process stops before a handler has ended: that is not a failure."""
-    may_run_again = phase < Phase.CALLED or policy.on_in_doubt == "retry"
-    verdict = Requeue() if phase is Phase.WAITING else Delay(AGAIN_S)
-    return Ending(Told.RELEASED if may_run_again else Told.NOTHING, verdict, Counted.GIVEN_BACK)
-
-
-def _after_failure(policy: Policy, attempts: int, error: BaseException) -> Ending:
-    dead_letter = DeadLetter(describe(error))
-    if isinstance(error, Reject | MessageError):
-        return Ending(Told.EXHAUSTED, dead_letter, Counted.REJECTED)
-    if isinstance(error, Unrecoverable) or policy.is_spent(attempts):
-        return Ending(Told.EXHAUSTED, dead_letter, Counted.FAILED)
-    match policy.on_failed:
-        case "retry":
-            delay_s = error.delay_s if isinstance(error, Retry) else None
-            wait_s = policy.delay_s(attempts) if delay_s is None else delay_s
-            return Ending(Told.FAILED, Delay(wait_s), Counted.RETRIED)
-        case "skip":
-            return Ending(Told.FAILED, dead_letter, Counted.FAILED)
-        case "dead_letter":
-            return Ending(Told.EXHAUSTED, dead_letter, Counted.FAILED)
-
-
-def after_refusal(error: Exception) -> Ending:
-    """What follows where a handler does not run, or the ledger does not take its end."""
-    if isinstance(error, ExhaustedError) and error.is_first:
-        # Its tries are spent, and the worker of the last try died before it could say so.
-        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.FAILED)
-    if isinstance(error, DuplicateError | WaitingError):
-        return AFTER_DUPLICATE
-    if isinstance(error, RefusedError | MessageError | UnreadableRow):
-        return Ending(Told.NOTHING, DeadLetter(describe(error)), Counted.SET_ASIDE)
-    return Ending(Told.NOTHING, Delay(AGAIN_S), Counted.GIVEN_BACK)
-
-
-BEHIND = Ending(Told.NOTHING, Delay(0.0), Counted.GIVEN_BACK)
-"""What follows where a message has to wait behind another of its ordering key."""
-GIVEN_BACK = Ending(Told.NOTHING, Requeue(), Counted.GIVEN_BACK)
-"""What follows where a message is left to other workers."""
-WITHDRAWN = Ending(Told.RELEASED, Ack(), Counted.SKIPPED)
-"""What follows where a handler refuses to do anything: its message counts as never seen."""
-UNKNOWN_S = 2.0
-"""Seconds until the redelivery of a message of a type that no handler here takes."""
-
-
-def after_unknown(policy: Policy, error: MessageError, waited_s: float, *, drains: bool) -> Ending:
-    """What follows where no handler here takes messages of that type. `waited_s` is how long the
-    message has waited for one; a consumer that `drains` does not wait.
-    """
-    may_wait = policy.on_unknown_type == "wait" and not drains
-    if may_wait and waited_s < seconds(policy.wait_unknown):
-        return Ending(Told.NOTHING, Delay(UNKNOWN_S), Counted.GIVEN_BACK)
-    return after_refusal(error)
 
 
 # ---- Rules for asking --------------------------------------------------------------------------

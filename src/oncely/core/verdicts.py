@@ -1,7 +1,7 @@
 """Verdicts: what becomes of a delivery, and what follows from how its turn has ended."""
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 from typing import NamedTuple
 
 
@@ -43,21 +43,7 @@ Verdict = Ack | Requeue | Delay | DeadLetter
 """What becomes of a message that was delivered."""
 
 
-class Phase(IntEnum):
-    """How far a message has come."""
-
-    WAITING = auto()
-    STARTED = auto()
-    """The outermost middleware has begun."""
-    RUNNING = auto()
-    """The middleware behind the claim, or the handler, has begun."""
-    CALLED = auto()
-    """The handler itself was called, so that it may have had an effect."""
-    STORED = auto()
-    """The ledger knows how it ended."""
-
-
-class Told(Enum):
+class End(Enum):
     """What the ledger stores about the end of a handler."""
 
     COMPLETED = auto()
@@ -65,8 +51,8 @@ class Told(Enum):
     EXHAUSTED = auto()
     """Failed permanently: no further try is granted."""
     RELEASED = auto()
-    NOTHING = auto()
-    """Nobody knows how far the handler came: its lease runs out, and the message is in doubt."""
+    LEFT = auto()
+    """Nothing: there is no claim, or its lease runs out, and the message is in doubt."""
 
 
 class Counted(Enum):
@@ -91,6 +77,6 @@ class Counted(Enum):
 class Ending(NamedTuple):
     """What follows when a message's turn is over."""
 
-    told: Told
+    end: End
     verdict: Verdict
     counted: Counted

@@ -15,12 +15,14 @@ from oncely.core.errors import MessageError
 from oncely.core.ids import check_fingerprint
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Key, Record, birth_of, check_key, check_keys
+from oncely.core.turn import Turn
 from oncely.engine.request import json_value
 
 T = TypeVar("T")
 _ASK = partial(tuple.__new__, Ask)
 """Makes an Ask of its fields, in half the time."""
 
+_NOT_TAKEN = False
 _START_BITS = 23
 """A record counts its writes from a random number in the lower half of the range; the upper half is
 left for counting.
@@ -66,6 +68,33 @@ def to_ask(
     )
 
 
+def ask_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> Ask:
+    """The command that asks for a turn's message. Raises MessageError for what is not usable."""
+    taken = turn.taken
+    # One that was set aside and waits again is one that somebody wants to run, however old.
+    sent_at = turn.sent_at if taken is None or not taken.reason else None
+    return Ask(
+        key,
+        policy,
+        lease_s,
+        new_token() if turn.token is None else birth_of(turn.token),
+        None if turn.fingerprint is None else check_fingerprint(turn.fingerprint),
+        _metadata(turn.metadata),
+        None,
+        None,
+        CHANCE.getrandbits(_START_BITS),
+        sent_at,
+        taken is not None,
+    )
+
+
+def ask_again(turn: Turn, finding: Finding, doubt: Record) -> Ask:
+    """The command that asks once more, with what a probe has found out about the record."""
+    assert turn.command is not None  # noqa: S101 - it was asked for before.
+    token = new_token() if turn.token is None else birth_of(turn.token)
+    return turn.command._replace(token=token, finding=finding, found_at=doubt.fence)
+
+
 def to_claim(
     keys: Sequence[Key],
     lease: Duration | None,
@@ -76,8 +105,6 @@ def to_claim(
     in_doubt: Record | None,
     token: int | Sequence[int] | None = None,
     sent_at: Sequence[float | None] | None = None,
-    *,
-    taken: Sequence[bool] | None = None,
 ) -> Sequence[Command]:
     """One for each key. Raises MessageError and ConfigError for what is not usable, and ValueError
     where anything is not given once for each key.
@@ -100,17 +127,15 @@ def to_claim(
         repeat(None if in_doubt is None else in_doubt.fence, count),
         repeat(CHANCE.getrandbits(_START_BITS), count),
         _each("sent_at", sent_at, count),
-        _each("is_taken", taken, count, default=False),
+        repeat(_NOT_TAKEN, count),
     )
     return [*map(_ASK, zip(*columns, strict=False))]
 
 
-def _each(
-    name: str, values: Sequence[T] | None, count: int, *, default: T | None = None
-) -> Iterable[T | None]:
-    """One value for each key; `default` for all where none are given."""
+def _each(name: str, values: Sequence[T] | None, count: int) -> Iterable[T | None]:
+    """One value for each key; None for all where none are given."""
     if values is None:
-        return repeat(default, count)
+        return repeat(None, count)
     if len(values) != count:
         raise ValueError(f"{name}: {len(values)} for {count} keys; give one for each key")
     return values

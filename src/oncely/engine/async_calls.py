@@ -23,13 +23,13 @@ from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.asking import to_ask
-from oncely.engine.calls import Calls
+from oncely.engine.calls import LedgerCalls
 from oncely.engine.mailbox import Mailbox
 from oncely.engine.request import json_value, raise_if_fenced, renewed
 
 T = TypeVar("T")
 P = ParamSpec("P")
-C = TypeVar("C", bound=Calls)
+C = TypeVar("C", bound=LedgerCalls)
 
 
 def awaited(
@@ -46,16 +46,9 @@ def awaited(
 
 
 class AsyncCalls(ABC):
-    """Each method is the one of Calls by its name."""
+    """Each method is the one of LedgerCalls by its name."""
 
-    _calls: Calls
-
-    @property
-    @abstractmethod
-    def blocking(self) -> "AsyncCalls | None":
-        """The same calls as coroutines that never wait, for functions that are not async; None
-        where there are none.
-        """
+    _calls: LedgerCalls
 
     @property
     def can_defer(self) -> bool:
@@ -65,31 +58,15 @@ class AsyncCalls(ABC):
     @property
     def mailbox(self) -> Mailbox:
         """The messages that wait. Its calls may block: hand them to `run`."""
-        return self._calls.mailbox
+        return Mailbox(self._calls)
 
     @abstractmethod
     async def _settle_one(self, command: Command) -> Outcome:
         """The outcome of a single call."""
 
-    async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
-        """One outcome for each, in order; a single one goes together with those of others."""
-        if len(commands) == 1:
-            return [await self._settle_one(commands[0])]
-        return await self.run(self._calls._settle, commands)
-
-    async def settle_each(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
-        """As `settle`, with an error in the place of an outcome where it concerns one of many."""
-        if len(commands) == 1:
-            return [await self._settle_one(commands[0])]
-        return await self.run(self._calls._settle_each, commands)
-
     @abstractmethod
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""
-
-    @abstractmethod
-    async def pause(self, seconds: float) -> None:
-        """Return after that many seconds."""
 
     # ---- Asking for claims ---------------------------------------------------------------------
 
@@ -112,7 +89,7 @@ class AsyncCalls(ABC):
         )
         return cast(ClaimOutcome, await self._settle_one(command))
 
-    claim_many = awaited(Calls.claim_many)
+    claim_many = awaited(LedgerCalls.claim_many)
 
     # ---- With a claim --------------------------------------------------------------------------
 
@@ -125,44 +102,44 @@ class AsyncCalls(ABC):
         outcome = await self._written(MarkHandled(claim, json_value(result)))
         return renewed(claim, outcome, State.HANDLED)
 
-    handled_many = awaited(Calls.handled_many)
-    write_all = awaited(Calls.write_all)
+    handled_many = awaited(LedgerCalls.handled_many)
+    write_all = awaited(LedgerCalls.write_all)
 
     async def complete(self, claim: Claim, result: Any = None) -> None:
         """Nothing is left to do."""
         raise_if_fenced(await self._written(Complete(claim, json_value(result))))
 
-    complete_many = awaited(Calls.complete_many)
+    complete_many = awaited(LedgerCalls.complete_many)
 
     async def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
         """The handler has failed."""
         raise_if_fenced(await self._written(Fail(claim, describe(error), final)))
 
-    fail_many = awaited(Calls.fail_many)
+    fail_many = awaited(LedgerCalls.fail_many)
 
     async def release(self, claim: Claim) -> None:
         """Give the claim back as if it had never been granted."""
         raise_if_fenced(await self._written(Release(claim)))
 
-    release_many = awaited(Calls.release_many)
+    release_many = awaited(LedgerCalls.release_many)
 
     async def extend(self, claim: Claim, lease: Duration) -> Claim:
         """Renew the lease."""
         return renewed(claim, await self._written(Extend(claim, lease_seconds(lease))))
 
-    extend_many = awaited(Calls.extend_many)
+    extend_many = awaited(LedgerCalls.extend_many)
 
     async def _written(self, command: Held) -> WriteOutcome:
         return cast(WriteOutcome, await self._settle_one(command))
 
-    count_delivery = awaited(Calls.count_delivery)
+    count_delivery = awaited(LedgerCalls.count_delivery)
 
     # ---- Steps ---------------------------------------------------------------------------------
 
-    steps = awaited(Calls.steps)
-    steps_of = awaited(Calls.steps_of)
-    keep_step = awaited(Calls.keep_step)
-    add_step = awaited(Calls.add_step)
+    steps = awaited(LedgerCalls.steps)
+    steps_of = awaited(LedgerCalls.steps_of)
+    keep_step = awaited(LedgerCalls.keep_step)
+    add_step = awaited(LedgerCalls.add_step)
 
     async def find(self, key: Key) -> Record | None:
         """The record of `key`, if there is one."""

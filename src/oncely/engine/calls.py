@@ -1,8 +1,8 @@
-"""Calls: what can be asked of a ledger about a message, inside a transaction as outside."""
+"""LedgerCalls: what can be asked of a ledger about messages, inside a transaction as outside."""
 
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from oncely.core.commands import (
     ClaimOutcome,
@@ -14,6 +14,7 @@ from oncely.core.commands import (
     Fail,
     Held,
     MarkHandled,
+    Outcome,
     Release,
     WriteOutcome,
     Written,
@@ -22,10 +23,8 @@ from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
-from oncely.core.waiting import WaitingMessage, retry_name
+from oncely.core.waiting import OUTBOX, WaitingMessage, retry_name
 from oncely.engine.asking import Metadata, to_ask, to_claim
-from oncely.engine.mailbox import Mailbox, keep_anew
-from oncely.engine.means import SettlingMeans
 from oncely.engine.request import (
     Write,
     json_value,
@@ -34,16 +33,41 @@ from oncely.engine.request import (
     renewed,
     to_extend,
 )
+from oncely.engine.settle import Settler
 from oncely.stores.store import Transaction
 
+T = TypeVar("T")
 
-class Calls(SettlingMeans):
+
+class LedgerCalls(ABC):
     """The calls of a ledger that concern messages."""
 
+    @abstractmethod
+    def _settle_one(self, command: Command) -> Outcome:
+        """The outcome of a single call."""
+
+    @abstractmethod
+    def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+        """One outcome for each, in order."""
+
+    def _settle_each(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
+        """The same, with an error in the place of an outcome where it concerns that one alone."""
+        return self._settle(commands)
+
+    @abstractmethod
+    def _transact(self, work: Callable[[Transaction], T]) -> T:
+        """What `work` returns, done in one transaction; it may be called again."""
+
     @property
-    def mailbox(self) -> Mailbox:
-        """The messages that wait, for whoever sends them."""
-        return Mailbox(self)
+    @abstractmethod
+    def can_defer(self) -> bool:
+        """Whether there are transactions. Without them no message waits, and no step is kept."""
+
+    def _settle_in(
+        self, transaction: Transaction, commands: Sequence[Command]
+    ) -> Sequence[Outcome]:
+        """One outcome for each, as a part of a transaction."""
+        return Settler(transaction).settle(commands)
 
     @abstractmethod
     def find(self, key: Key) -> Record | None:
@@ -143,7 +167,7 @@ class Calls(SettlingMeans):
         as they are.
         """
         all_ = [*writes]
-        if not any(write.kept or write.is_over or write.removed for write in all_):
+        if not any(write.has_rows for write in all_):
             return self._write([write.command for write in all_])
 
         def work(transaction: Transaction) -> Sequence[WriteOutcome]:
@@ -277,3 +301,10 @@ def _keep_all(transaction: Transaction, writes: Sequence[Write]) -> None:
     if over := [write.command.claim.key for write in writes if write.is_over]:
         waiting = transaction.waiting(over)
         transaction.remove([each for each in waiting if each.name == retry_name(each.queue)])
+
+
+def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
+    """Keep these; one that is there already is replaced, except in the outbox."""
+    for renews in (False, True):
+        if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
+            transaction.keep(those, renews=renews)

@@ -30,7 +30,7 @@ from oncely.core.waiting import (
     retry_name,
 )
 from oncely.engine.asking import to_ask
-from oncely.engine.means import SettlingMeans
+from oncely.engine.calls import LedgerCalls, keep_anew
 from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
 _PAGE = 100
@@ -43,8 +43,8 @@ class Mailbox:
     message ever waits, and `keep` and `take` raise ConfigError.
     """
 
-    def __init__(self, means: SettlingMeans) -> None:
-        self._means = means
+    def __init__(self, calls: LedgerCalls) -> None:
+        self._calls = calls
 
     def deferred(self, key: Key) -> Sequence[WaitingMessage]:
         """The messages that `key` deferred and that are not sent yet, in the order of sending."""
@@ -71,10 +71,10 @@ class Mailbox:
         return {each.parent: each for each in self._of(keys) if each.name == retry_name(each.queue)}
 
     def _of(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
-        means = self._means
+        calls = self._calls
         return (
-            means._transact(lambda transaction: transaction.waiting(keys))
-            if means.can_defer
+            calls._transact(lambda transaction: transaction.waiting(keys))
+            if calls.can_defer
             else []
         )
 
@@ -97,11 +97,11 @@ class Mailbox:
                 transaction.remove_held(removed)
 
         if messages or anew or removed:
-            self._means._transact(work)
+            self._calls._transact(work)
 
     def lanes(self, queue: str, lanes: Collection[str]) -> set[str]:
         """Those of these lanes of a queue in which messages wait that are not set aside."""
-        return self._means._transact(lambda transaction: transaction.lanes(queue, lanes))
+        return self._calls._transact(lambda transaction: transaction.lanes(queue, lanes))
 
     def take(
         self,
@@ -117,7 +117,7 @@ class Mailbox:
         """
         hold_s = seconds(hold, "hold")
         one_per_lane = queue != OUTBOX
-        return self._means._transact(
+        return self._calls._transact(
             lambda transaction: transaction.take(
                 queue, limit, hold_s, parents, one_per_lane=one_per_lane
             )
@@ -136,7 +136,7 @@ class Mailbox:
             transaction.remove(messages)
             self._finish(transaction, parents, found)
 
-        self._means._transact(work)
+        self._calls._transact(work)
 
     def let_go(self, done: Sequence[WaitingMessage], left: Sequence[PutBack]) -> None:
         """Of messages that were taken, remove those that are `done`, and put back those that are
@@ -148,7 +148,7 @@ class Mailbox:
             transaction.remove([each for each in done if each.number in held])
             transaction.put_back([each for each in left if each.message.number in held])
 
-        self._means._transact(work)
+        self._calls._transact(work)
 
     def put_back(self, changes: Sequence[PutBack]) -> None:
         """Let these, which were taken, go on waiting, each as its change says; as `let_go`."""
@@ -160,10 +160,10 @@ class Mailbox:
         def work(transaction: Transaction) -> None:
             self._finish(transaction, keys, transaction.load(keys).records)
 
-        if self._means.can_defer:
-            self._means._transact(work)
+        if self._calls.can_defer:
+            self._calls._transact(work)
         else:
-            self._means._settle([Finish(key) for key in keys])
+            self._calls._settle([Finish(key) for key in keys])
 
     def _finish(
         self, transaction: Transaction, keys: Sequence[Key], found: Mapping[Key, Record]
@@ -172,14 +172,14 @@ class Mailbox:
             return
         unsent = {each.parent for each in transaction.waiting(keys) if each.queue == OUTBOX}
         done = [Finish(key, found.get(key)) for key in keys if key not in unsent]
-        self._means._settle_in(transaction, done)
+        self._calls._settle_in(transaction, done)
 
 
 class LedgerMailbox(Mailbox):
     """The mailbox of a whole ledger."""
 
-    def __init__(self, means: SettlingMeans, store: Store) -> None:
-        super().__init__(means)
+    def __init__(self, calls: LedgerCalls, store: Store) -> None:
+        super().__init__(calls)
         self._store = store
 
     # ---- Looking -------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class LedgerMailbox(Mailbox):
 
     def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
         """Those of these dead letters that are still there."""
-        found = self._means._transact(lambda transaction: transaction.numbered(ids))
+        found = self._calls._transact(lambda transaction: transaction.numbered(ids))
         return [DeadLetter.of(each) for each in found if _is_dead(each)]
 
     # ---- Putting in ----------------------------------------------------------------------------
@@ -243,13 +243,13 @@ class LedgerMailbox(Mailbox):
         command = to_ask(key, None, policy)
 
         def work(transaction: Transaction) -> ClaimOutcome:
-            [outcome] = self._means._settle_in(transaction, [command])
+            [outcome] = self._calls._settle_in(transaction, [command])
             if isinstance(outcome, Granted):
-                self._means._settle_in(transaction, [Complete(outcome.claim)])
+                self._calls._settle_in(transaction, [Complete(outcome.claim)])
                 transaction.keep(rows)
             return cast(ClaimOutcome, outcome)
 
-        return self._means._transact(work)
+        return self._calls._transact(work)
 
     # ---- For operators -------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class LedgerMailbox(Mailbox):
             transaction.free(refused)
             return refused
 
-        return self._means._transact(work)
+        return self._calls._transact(work)
 
     def discard_unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """Remove those of these numbers that still are set aside, which are not sent; return them.
@@ -282,25 +282,25 @@ class LedgerMailbox(Mailbox):
             self._finish(transaction, parents, found)
             return refused
 
-        return self._means._transact(work)
+        return self._calls._transact(work)
 
     def unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """Those of these numbers that are to be sent, set aside or not."""
-        found = self._means._transact(lambda transaction: transaction.numbered(ids))
+        found = self._calls._transact(lambda transaction: transaction.numbered(ids))
         return [each for each in found if each.queue == OUTBOX]
 
     def run_now(self, key: Key) -> Outcome:
         """Make a waiting retry due at once. Raises RefusedError where it does not
         wait.
         """
-        return self._means._transact(
+        return self._calls._transact(
             lambda transaction: self._change_retry(transaction, RunNow(key), None, 0.0)
         )
 
     def cancel(self, key: Key, by: str, why: str) -> Outcome:
         """Set a waiting retry aside. Raises RefusedError where it does not wait."""
         reason = f"cancelled by {by}: {why}" if why else f"cancelled by {by}"
-        return self._means._transact(
+        return self._calls._transact(
             lambda transaction: self._change_retry(transaction, Cancel(key, by, why), reason, None)
         )
 
@@ -313,7 +313,7 @@ class LedgerMailbox(Mailbox):
     ) -> Outcome:
         key = command.key
         # First: it holds the record, so that nobody begins with the message meanwhile.
-        [outcome] = self._means._settle_in(transaction, [command])
+        [outcome] = self._calls._settle_in(transaction, [command])
         found = [each for each in transaction.waiting([key]) if each.name == retry_name(each.queue)]
         if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
             return outcome
@@ -339,11 +339,11 @@ class LedgerMailbox(Mailbox):
                 if each.name == retry_name(each.queue)
             ]
             # A reset is refused where the record may run anyway: then nothing has to be reset.
-            self._means._settle_in(transaction, resets)
+            self._calls._settle_in(transaction, resets)
             transaction.free([_edited(each, message) for each in letters])
             return len(letters)
 
-        return self._means._transact(work)
+        return self._calls._transact(work)
 
     def discard_dead(self, ids: Collection[int]) -> int:
         """Remove dead letters; return how many still were. Their records stay as they are."""
@@ -353,14 +353,7 @@ class LedgerMailbox(Mailbox):
             transaction.remove(letters)
             return len(letters)
 
-        return self._means._transact(work)
-
-
-def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
-    """Keep these; one that is there already is replaced, except in the outbox."""
-    for renews in (False, True):
-        if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
-            transaction.keep(those, renews=renews)
+        return self._calls._transact(work)
 
 
 def _set_aside(

@@ -34,6 +34,11 @@ class Write(NamedTuple):
     removed: Sequence[WaitingMessage] = ()
     """Messages to remove from queues of the same database, as far as they are still held."""
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything is kept or removed."""
+        return bool(self.kept or self.is_over or self.removed)
+
 
 def to_extend(claims: Sequence[Claim], lease: Duration) -> Sequence[Command]:
     """The commands that renew these leases. Raises ConfigError for what is not one."""

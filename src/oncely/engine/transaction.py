@@ -24,7 +24,9 @@ from oncely.core.rules import first_completion, spared_s
 from oncely.core.waiting import WaitingMessage
 from oncely.engine.asking import to_ask
 from oncely.engine.async_calls import AsyncCalls, awaited
-from oncely.engine.calls import Calls
+from oncely.engine.calls import LedgerCalls
+from oncely.engine.driver import Driver
+from oncely.engine.mailbox import Mailbox
 from oncely.engine.request import sent_message
 from oncely.engine.settle import Beliefs, SettleObserver, Settler
 from oncely.stores.store import CallersTransaction, Store, Transaction
@@ -32,7 +34,7 @@ from oncely.stores.store import CallersTransaction, Store, Transaction
 T = TypeVar("T")
 
 
-class Inbox(Calls):
+class Inbox(LedgerCalls):
     """The ledger's calls in a caller's transaction: stored when that commits, or not at all.
 
     For one thread at a time, as the connection is.
@@ -42,7 +44,7 @@ class Inbox(Calls):
 
     def __init__(
         self,
-        ledger: Calls,
+        ledger: LedgerCalls,
         transaction: CallersTransaction,
         observer: SettleObserver | None = None,
         beliefs: Beliefs | None = None,
@@ -63,6 +65,11 @@ class Inbox(Calls):
 
     def _transact(self, work: Callable[[Transaction], T]) -> T:
         return work(self._transaction)
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """The messages that wait, for whoever sends them."""
+        return Mailbox(self)
 
     def send(
         self,
@@ -138,17 +145,8 @@ class AsyncInbox(AsyncCalls):
     send = awaited(Inbox.send)
     put = awaited(Inbox.put)
 
-    @property
-    def blocking(self) -> None:
-        """None: its statements are awaited."""
-        return None
-
     async def _settle_one(self, command: Command) -> Outcome:
         return await self.run(self._calls._settle_one, command)
-
-    async def pause(self, seconds: float) -> None:
-        """Return after that many seconds."""
-        await clock.pause(seconds)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which uses the connection, returns."""
@@ -167,6 +165,33 @@ def _noting(call: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Corout
 for _name, _call in inspect.getmembers(AsyncInbox, inspect.iscoroutinefunction):
     if not _name.startswith("_"):
         setattr(AsyncInbox, _name, _noting(_call))
+
+
+class AsyncInboxDriver(Driver):
+    """The driver over an AsyncInbox."""
+
+    is_joined = True
+
+    def __init__(self, inbox: AsyncInbox) -> None:
+        self._inbox = inbox
+        self.calls = inbox._calls
+
+    @property
+    def blocking(self) -> None:
+        """None: its statements are awaited."""
+        return None
+
+    async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
+        """One outcome for each, in order."""
+        return await self.run(self.calls._settle, commands)
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What `function`, which uses the connection, returns."""
+        return await self._inbox.run(function, *args)
+
+    async def pause(self, seconds: float) -> None:
+        """Return after that many seconds."""
+        await clock.pause(seconds)
 
 
 class JoinedTransaction:

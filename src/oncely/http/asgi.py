@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.async_ledger import SteadyLedger, running_loop
+from oncely.async_ledger import running_loop
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
@@ -41,7 +41,6 @@ class IdempotencyKey:
     def __init__(self, app: AsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
         self._app = app
         self._requests = KeyedRequests(ledger, options)
-        self._calls = SteadyLedger(ledger)
         self._running: set[asyncio.Task[None]] = set()
         """References to running tasks, which nothing else holds once their clients are gone."""
 
@@ -86,7 +85,7 @@ class IdempotencyKey:
                 work = self._requests.work(key, request)
             inner = _with_state(scope, RequestState(self._requests.ledger, work, key))
             running = _Running(self._app, work, inner, body, send)
-            task = asyncio.ensure_future(running.run(self._calls))
+            task = asyncio.ensure_future(running.run())
         except BaseException:
             body.close()
             raise
@@ -128,7 +127,7 @@ class _Running:
         application's commit.
         """
 
-    async def run(self, calls: SteadyLedger) -> None:
+    async def run(self) -> None:
         """Handle the request, and return when the application has returned."""
         running: asyncio.Future[None] | None = None
         try:
@@ -139,7 +138,7 @@ class _Running:
                     )
                     answer = await self._answer(running)
                 else:
-                    answer = await self._work.replayed(calls)
+                    answer = await self._work.replayed()
         except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
             answer = self._work.told(error)
         finally:

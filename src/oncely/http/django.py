@@ -18,9 +18,8 @@ from django.http import HttpRequest as DjangoRequest
 from django.http import HttpResponse, StreamingHttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
-from oncely.async_ledger import SteadyLedger
 from oncely.core.errors import ConfigError
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import run_inline
 from oncely.http.answers import HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests
@@ -108,8 +107,7 @@ class DjangoIdempotencyKey:
             with ExitStack() as stack:
                 stack.enter_context(work)
                 if not work.is_new:
-                    calls = InlineCalls(self._requests.ledger)
-                    return _response(run_inline(work.replayed(calls)))
+                    return _response(run_inline(work.replayed()))
                 with _uncompressed(request):
                     response = self._get_response(request)
                 if response.streaming:
@@ -134,8 +132,7 @@ class DjangoIdempotencyKey:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(work)
                 if not work.is_new:
-                    calls = SteadyLedger(self._requests.ledger)
-                    return _response(await work.replayed(calls))
+                    return _response(await work.replayed())
                 with _uncompressed(request):
                     response = await self._get_response(request)
                 if response.streaming:

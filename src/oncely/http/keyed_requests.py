@@ -21,9 +21,9 @@ from oncely.core.ids import MAX_ID_LENGTH, Id, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.sizes import Size, bytes_in
+from oncely.core.turn import Turn
 from oncely.core.waiting import digest
-from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import Driver, SyncDriver, run_inline
 from oncely.http import problems
 from oncely.http.answers import NEVER_REPLAYED, HttpAnswer, as_replay, to_replay
 from oncely.http.header_field import FIELD, read_key
@@ -32,8 +32,7 @@ from oncely.http.problems import Errors, Problem, Refused, problem_json
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import LateError, RequestWork
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 
 _log = EventLog(__name__)
@@ -116,10 +115,10 @@ class KeyedRequests:
         consumer, policy = options.get("consumer"), options.get("policy", Policy())
         is_default = getattr(policy, "lease", None) == Policy().lease
         lease = options.get("lease", _LEASE if is_default else None)
-        self.handling = Handling.under(
+        self.lifecycle = Lifecycle.under(
             ledger, consumer or "", policy, lease, keep_result=True, is_called=True
         )
-        ledger.recorder.works_as("http", self.handling.consumer)
+        ledger.recorder.works_as("http", self.lifecycle.consumer)
         self.outage = Outage(
             _log,
             "request_refused",
@@ -170,7 +169,7 @@ class KeyedRequests:
     @property
     def ledger(self) -> Ledger:
         """The ledger with the records of the requests."""
-        return self.handling.ledger
+        return self.lifecycle.ledger
 
     def key_in(self, method: str, fields: Sequence[tuple[str, str]]) -> str | HttpAnswer | None:
         """The key of a request. None if it has no key and runs without one; a response if it may
@@ -195,19 +194,19 @@ class KeyedRequests:
             raise Refused(problems.NOT_AUTHORIZED)
         message_id = _message_id(request, self._caller_of(request), key)
         around = getattr(request, "oncely", None)
-        if isinstance(around, RequestState) and around.is_within(self.handling, message_id):
+        if isinstance(around, RequestState) and around.is_within(self.lifecycle, message_id):
             raise ConfigError(
-                f"idempotency keys: consumer {self.handling.consumer!r} is twice around this "
+                f"idempotency keys: consumer {self.lifecycle.consumer!r} is twice around this "
                 "application; remove one, or give it another consumer"
             )
         message = Message(
             message_id,
             # Read only for a probe: a large body should not be in memory as a whole.
-            request.body if callable(self.handling.policy.on_in_doubt) else b"",
+            request.body if callable(self.lifecycle.policy.on_in_doubt) else b"",
             type=f"{request.method} {request.path}",
             content_type=request.headers.get("content-type", ""),
         )
-        turn = Turn(Asked(message_id, self._fingerprint_of(request), message))
+        turn = Turn(message_id, self._fingerprint_of(request), message)
         return RequestWork(self, turn)
 
     def _caller_of(self, request: HttpRequest) -> str:
@@ -262,15 +261,15 @@ class KeyedRequests:
 
     async def in_time(
         self,
-        calls: AsyncCalls,
+        driver: Driver,
         steps: Coroutine[Any, Any, None],
         late: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """Carry out `steps`, which use `calls`. Raises LateError after the timeout: they go on, and
-        `late` follows where they end well.
+        """Carry out `steps`, which use `driver`. Raises LateError after the timeout: they go on,
+        and `late` follows where they end well.
         """
         done: Future[None] | asyncio.Task[None]
-        if isinstance(calls, InlineCalls):
+        if isinstance(driver, SyncDriver):
             done = self._threads.submit(copy_context().run, run_inline, steps)
             is_late = True
             try:

@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any, TypeVar
 
 from oncely.core.errors import MessageError
-from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.engine.transaction import AsyncInbox, Inbox
+from oncely.engine.driver import SyncDriver, run_inline
+from oncely.engine.transaction import AsyncInbox, AsyncInboxDriver, Inbox
 from oncely.http.answers import HttpAnswer
 from oncely.http.request_work import RequestWork
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
+from oncely.lifecycle.lifecycle import Lifecycle
 
 R = TypeVar("R")
 
@@ -36,10 +36,10 @@ class RequestState:
         """
         return RequestTransaction(self._ledger, self._work, connection)
 
-    def is_within(self, handling: Handling, message_id: str) -> bool:
+    def is_within(self, lifecycle: Lifecycle, message_id: str) -> bool:
         """Whether this is the state of a handler of that message."""
         work = self._work
-        return work is not None and work.is_of(handling, message_id)
+        return work is not None and work.is_of(lifecycle, message_id)
 
     def respond(self, answer: R) -> R:
         """Store this response in the transaction; returns it, for the handler to return.
@@ -81,7 +81,7 @@ class RequestTransaction:
         with self._in_transaction(), self._ledger.transaction(self._connection) as inbox:
             yield inbox
             if self._work is not None:
-                run_inline(self._work.write(InlineCalls(inbox)))
+                run_inline(self._work.write(SyncDriver(inbox, is_joined=True)))
 
     @asynccontextmanager
     async def _within_async(self) -> AsyncIterator[AsyncInbox]:
@@ -89,7 +89,7 @@ class RequestTransaction:
             async with self._ledger.transaction(self._connection) as inbox:
                 yield inbox
                 if self._work is not None:
-                    await self._work.write(inbox)
+                    await self._work.write(AsyncInboxDriver(inbox))
 
     def _in_transaction(self) -> AbstractContextManager[None]:
         return nullcontext() if self._work is None else self._work.in_transaction()

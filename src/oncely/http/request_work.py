@@ -20,17 +20,15 @@ from oncely.core.errors import (
     StoreUnavailable,
     describe,
 )
-from oncely.core.record import Record, State
-from oncely.core.rules import WITHDRAWN, is_newest
-from oncely.core.verdicts import Phase
-from oncely.engine.async_calls import AsyncCalls
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.rules import is_newest
+from oncely.core.turn import WITHDRAWN, Turn
+from oncely.engine.driver import Driver
 from oncely.http import problems
 from oncely.http.answers import HttpAnswer, to_keep
 from oncely.http.problems import Problem
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.held_message import HeldMessage
-from oncely.lifecycle.patience import AWAY
-from oncely.lifecycle.turn import Turn
+from oncely.lifecycle.claim_keeper import AWAY
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import Work
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ class RequestWork(Work):
     """The handling of one request, which may end in a transaction of the application's own."""
 
     def __init__(self, requests: "KeyedRequests", turn: Turn) -> None:
-        super().__init__(requests.handling, turn)
+        super().__init__(requests.lifecycle, turn)
         self._requests = requests
         self.most_kept = requests.max_body
         """The largest body to keep, in bytes."""
@@ -75,10 +73,10 @@ class RequestWork(Work):
         """The number of open transactions in which nothing is written yet."""
         self._has_ended = False
 
-    def is_of(self, handling: Handling, message_id: str) -> bool:
+    def is_of(self, lifecycle: Lifecycle, message_id: str) -> bool:
         """Whether this is the work on that message, under the same consumer of the same ledger."""
-        own = (self._handling.ledger, self._handling.consumer, self.turn.asked.message_id)
-        return own == (handling.ledger, handling.consumer, message_id)
+        own = (self._lifecycle.ledger, self._lifecycle.consumer, self.turn.message_id)
+        return own == (lifecycle.ledger, lifecycle.consumer, message_id)
 
     @contextmanager
     def in_transaction(self) -> Iterator[None]:
@@ -91,49 +89,52 @@ class RequestWork(Work):
 
     async def may_be_committed(self) -> bool:
         """Whether the application still has to commit or to roll back its transaction."""
-        held = self.turn.held
-        if held is None or not self._is_written:
+        if self.turn.claim is None or not self._is_written:
             return self._open > 0
         try:
-            return not await self._is_handled(held.calls)
+            return not await self._is_handled(cast(Driver, self._driver))
         except AWAY:
             return False
 
-    async def write(self, calls: AsyncCalls) -> None:
-        """Write the request's end, with its deferred messages, in the transaction of `calls`.
+    async def write(self, driver: Driver) -> None:
+        """Write the request's end, with its deferred messages, in the transaction of `driver`.
 
         Raises EndedError if another worker has taken the request over. Raises ConfigError for a
         second transaction after the first was committed, and after the response.
         """
-        if self.turn.held is None:
+        if self.turn.claim is None:
             return
         if self._has_ended:
             raise ConfigError(
                 "transaction: the request has ended; leave the block before you return the response"
             )
-        if self._is_written and await self._is_handled(calls):
+        if self._is_written and await self._is_handled(driver):
             raise ConfigError("transaction: a request has one transaction with its claim")
         given = self.given
-        self.turn.result = None if given is None else self._kept(given)
-        await self._handling.end_joined(calls, [self.turn])
+        self.turn.returned(None if given is None else self._kept(given))
+        self.turn.ended(self._lifecycle.policy)
+        await self._lifecycle.store_joined(driver, [self.turn])
         self._is_written = True
         reached("before_commit")
 
-    async def _begin(self, calls: AsyncCalls) -> None:
+    async def _begin(self, driver: Driver) -> None:
         turn = self.turn
         try:
             await self._requests.in_time(
-                calls, super()._begin(calls), lambda: self._handling.give_back(calls, [turn])
+                driver, super()._begin(driver), lambda: self._lifecycle.give_back(driver, [turn])
             )
         except LateError:
             # The claim may still come, in that turn: it is given back then.
-            self.turn = Turn(turn.asked)
-            if not self._handling.runs_untracked([self.turn]):
+            self.turn = Turn(turn.message_id, turn.fingerprint, turn.message)
+            if not self._lifecycle.run_untracked([self.turn]):
                 raise
 
-    async def _end(self, held: HeldMessage) -> None:
+    async def _end(self, driver: Driver) -> None:
+        if self.turn.claim is None:
+            await super()._end(driver)
+            return
         try:
-            await self._requests.in_time(held.calls, self._store_end(held), _nothing)
+            await self._requests.in_time(driver, self._store_end(driver), _nothing)
         except LateError as error:
             _log.warning(
                 "the end of request '%(message_id)s' is not stored yet: %(reason)s; its response "
@@ -141,52 +142,59 @@ class RequestWork(Work):
                 exc_info=error,
                 extra={
                     "event": "request_not_completed",
-                    "message_id": self.turn.asked.message_id,
+                    "message_id": self.turn.message_id,
                 },
             )
 
-    async def _store_end(self, held: HeldMessage) -> None:
+    async def _store_end(self, driver: Driver) -> None:
         self._has_ended = True
-        if self._is_written and await self._is_committed(held):
-            await self._end_committed(held)
+        if self._is_written and await self._is_committed(driver):
+            await self._end_committed(driver)
             return
-        # A transaction that was rolled back has written nothing.
-        self.turn.ending = WITHDRAWN if self._is_withdrawn else None
         lost = None
-        if self._is_written and self.turn.error is None and not self._is_withdrawn:
-            self.turn.error = lost = EndedError(
-                "transaction: the application has responded, and has not committed it; commit it "
-                "before you return the response"
-            )
-        await super()._end(held)
+        if self._is_withdrawn:
+            self.turn.ended_as(WITHDRAWN)
+        else:
+            if self._is_written and self.turn.error is None:
+                lost = EndedError(
+                    "transaction: the application has responded, and has not committed it; commit "
+                    "it before you return the response"
+                )
+                self.turn.raised(lost)
+            # Also where it has ended before: a transaction that was rolled back has written
+            # nothing.
+            self.turn.ended(self._lifecycle.policy, is_stopping=self._lifecycle.is_stopping())
+        await super()._end(driver)
         if lost is not None:
             raise lost
 
-    async def _is_committed(self, held: HeldMessage) -> bool:
+    async def _is_committed(self, driver: Driver) -> bool:
         try:
-            return await held.say(held.calls, lambda: self._is_handled(held.calls))
+            claims = [cast(Claim, self.turn.claim)]
+            keeper = self._lifecycle.keeper
+            return await keeper.retried(driver, claims, lambda: self._is_handled(driver))
         except AWAY as error:
-            self._handling.heartbeat.let_go_many([held.claim])
-            self.turn.refusal = error
+            self._lifecycle.let_go([self.turn])
+            self.turn.left_in_doubt(error)
             raise
 
-    async def _is_handled(self, calls: AsyncCalls) -> bool:
-        claim = cast(HeldMessage, self.turn.held).claim
-        record = await calls.find(claim.key)
+    async def _is_handled(self, driver: Driver) -> bool:
+        claim = cast(Claim, self.turn.claim)
+        record = await driver.run(driver.calls.find, claim.key)
         return record is not None and record.is_handled and is_newest(claim, record)
 
-    async def _end_committed(self, held: HeldMessage) -> None:
-        reached("after_commit")
-        self._handling.heartbeat.let_go_many([held.claim])
-        self.turn.phase = Phase.STORED
+    async def _end_committed(self, driver: Driver) -> None:
+        self._lifecycle.let_go([self.turn])
+        self._lifecycle.note_committed([self.turn])
         self.is_settled = True
         if self.given is not None or self.result is None:
             return
         try:
             # A relay may have completed the record by now, which cannot change any more.
-            await held.calls.add_step(held.claim.key, _ANSWER, self.result)
+            key = cast(Key, self.turn.key)
+            await driver.run(driver.calls.add_step, key, _ANSWER, self.result)
         except AWAY:
-            _log_not_kept(held.claim.key.message_id, exc_info=True)
+            _log_not_kept(self.turn.message_id, exc_info=True)
 
     def note(self, answer: HttpAnswer, cause: BaseException | None = None) -> None:
         """Note the application's response, within the work. Raises ErrorAnswer if the request has
@@ -211,7 +219,7 @@ class RequestWork(Work):
                 chosen = self._requests.keep(answer)
             except Exception as error:  # noqa: BLE001 - the request has had its effect.
                 chosen, reason = None, f"keep: {describe(error)}"
-                _log_not_kept(self.turn.asked.message_id, reason=reason)
+                _log_not_kept(self.turn.message_id, reason=reason)
         if chosen is None:
             return {"status": answer.status, _NOT_KEPT: reason}
         return to_keep(chosen, self._requests.not_replayed)
@@ -221,15 +229,16 @@ class RequestWork(Work):
         if not self._requests.keeps(status):
             self.note(HttpAnswer(status))
             return
-        _log_not_kept(self.turn.asked.message_id, reason=reason)
+        _log_not_kept(self.turn.message_id, reason=reason)
         self.result = {"status": status, _NOT_KEPT: reason}
 
-    async def replayed(self, calls: AsyncCalls) -> HttpAnswer:
+    async def replayed(self) -> HttpAnswer:
         """The response to a duplicate: the first request's response."""
         self._requests.outage.over()
         kept, record = self.result, _record_of(self.turn)
         if kept is None and record is not None and record.is_handled:
-            kept = (await calls.steps(record.key)).get(_ANSWER)
+            driver = cast(Driver, self._driver)
+            kept = (await driver.run(driver.calls.steps, record.key)).get(_ANSWER)
         return self._requests.replayed(kept) or self._requests.told(_no_answer(kept, record))
 
     def told(self, error: BaseException) -> HttpAnswer:
@@ -237,11 +246,12 @@ class RequestWork(Work):
         turn = self.turn
         if isinstance(error, ErrorAnswer) and error is turn.error:
             return error.answer
-        problem = None if error is turn.error else _problem(error, has_run=turn.begun is not None)
+        has_run = turn.is_duplicate or turn.claim is not None or turn.context is not None
+        problem = None if error is turn.error else _problem(error, has_run=has_run)
         if problem is None:
             raise error
-        facts: dict[str, Any] = {"message_id": turn.asked.message_id, "status": problem.status}
-        if turn.begun is not None:
+        facts: dict[str, Any] = {"message_id": turn.message_id, "status": problem.status}
+        if has_run:
             _log.warning(
                 "request '%(message_id)s' was answered with %(status)s: %(reason)s",
                 exc_info=error,

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from oncely._util import clock
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import run_inline
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
@@ -84,8 +84,7 @@ class WsgiIdempotencyKey:
             with ExitStack() as inner:
                 inner.enter_context(work)
                 if not work.is_new:
-                    calls = InlineCalls(self._requests.ledger)
-                    return start_whole(start_response, run_inline(work.replayed(calls)))
+                    return start_whole(start_response, run_inline(work.replayed()))
                 taken = _Taken(work.most_kept)
                 answer = taken.answer(self._app(environ, taken.start_response))
                 if answer is None:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from oncely.core.errors import WaitingError
-from oncely.core.verdicts import Ack, Delay, Requeue, Told
+from oncely.core.turn import Turn
+from oncely.core.verdicts import Ack, Delay, End, Requeue
 from oncely.core.waiting import WaitingMessage, retry_name
 from oncely.engine.mailbox import LedgerMailbox
-from oncely.lifecycle.turn import Turn
 from oncely.stores.store import PutBack
 
 
@@ -32,6 +32,6 @@ def settle_taken(mailbox: LedgerMailbox, turns: Sequence[Turn]) -> None:
 
 def _is_stored(turn: Turn) -> bool:
     """Whether the message was settled in the commit of its handler's end."""
-    told = turn.ending.told if turn.ending else Told.NOTHING
+    end = turn.ending.end if turn.ending else End.LEFT
     is_own = turn.taken is not None and turn.taken.name == retry_name(turn.taken.queue)
-    return is_own and told in (Told.COMPLETED, Told.FAILED, Told.EXHAUSTED)
+    return is_own and end in (End.COMPLETED, End.FAILED, End.EXHAUSTED)

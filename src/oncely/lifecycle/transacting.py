@@ -9,17 +9,15 @@ from typing import Any, Protocol, TypeVar
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.pauses import pause_s
-from oncely.async_ledger import SteadyLedger, running_loop
+from oncely.async_ledger import running_loop
 from oncely.core.errors import EndedError, StoreUnavailable
 from oncely.core.record import Claim
-from oncely.core.rules import after_end, is_newest
-from oncely.core.verdicts import Phase
-from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.inline_calls import InlineCalls, run_inline
-from oncely.engine.transaction import Inbox
+from oncely.core.rules import is_newest
+from oncely.core.turn import Progress, Turn, after_end
+from oncely.engine.driver import Driver, SyncDriver, run_inline
+from oncely.engine.transaction import AsyncInboxDriver, Inbox
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.turn import Turn
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import JoinedWork
 
 T = TypeVar("T")
@@ -51,36 +49,36 @@ class AsyncTransactionSource(Protocol):
 
 
 def run(
-    handling: Handling, source: TransactionSource, turn: Turn, call: Callable[[Any], Any]
+    lifecycle: Lifecycle, source: TransactionSource, turn: Turn, call: Callable[[Any], Any]
 ) -> Any:
     """What `call` returns, given a connection of `source`; or what a duplicate gets.
 
     Raises as a function under `once` does. The turn's `ending` says what follows.
     """
-    tries = _Tries(handling, InlineCalls(handling.ledger), turn)
+    tries = _Tries(lifecycle, lifecycle.sync_driver, turn)
     try:
         result = _run(tries, source, call)
     except BaseException as error:
         run_inline(tries.record(error))
         raise
-    handling.keep_retention()
+    lifecycle.keep_retention()
     return result
 
 
 def _run(tries: "_Tries", source: TransactionSource, call: Callable[[Any], Any]) -> Any:
     for wait_s in _waits_s():
-        work = tries.next()
+        tries.begin()
         try:
             with (
                 source.begin() as connection,
                 tries.ledger.transaction(connection) as inbox,
-                work.join(InlineCalls(inbox)),
+                tries.work(SyncDriver(inbox, is_joined=True)) as work,
             ):
                 if work.is_new:
                     work.result = call(connection)
             return run_inline(tries.result_of(work))
         except Exception as error:
-            if not tries.has_lost(work, error, wait_s):
+            if not tries.has_lost(error, wait_s):
                 raise
         time.sleep(wait_s)
         if run_inline(tries.is_stored()):
@@ -89,25 +87,26 @@ def _run(tries: "_Tries", source: TransactionSource, call: Callable[[Any], Any])
 
 
 def run_together(
-    handling: Handling,
+    lifecycle: Lifecycle,
     source: TransactionSource,
     turns: Sequence[Turn],
-    run_all: Callable[[Any], bool],
+    run_all: Callable[[Any, Driver], bool],
 ) -> bool:
-    """Let `run_all` run the handlers of these, given a connection of `source`, in one transaction
-    with their claims. Return whether all are settled: all have succeeded, and that is stored; or
-    one has ended the transaction, and all are in doubt. Else the turns are as they were.
+    """Let `run_all` run the handlers of these, given a connection of `source` and its driver, in
+    one transaction with their claims. Return whether all are settled: all have succeeded, and that
+    is stored; or one has ended the transaction, and all are in doubt. Else the turns are as they
+    were.
     """
     try:
         with (
             source.begin() as connection,
-            handling.ledger.transaction(connection) as inbox,
+            lifecycle.ledger.transaction(connection) as inbox,
         ):
-            calls = InlineCalls(inbox)
-            run_inline(handling.begin(calls, turns, is_joined=True))
-            if not run_all(connection):
+            driver = SyncDriver(inbox, is_joined=True)
+            run_inline(lifecycle.claim(driver, turns))
+            if not run_all(connection, driver):
                 raise _UndoneError
-            run_inline(handling.end_joined(calls, [t for t in turns if t.held is not None]))
+            run_inline(lifecycle.store_joined(driver, [t for t in turns if t.claim is not None]))
             reached("before_commit")
     except _UndoneError:
         pass
@@ -116,40 +115,31 @@ def run_together(
             "a handler has ended the transaction of %(count)s messages of '%(consumer)s' itself: "
             "%(reason)s",
             exc_info=True,
-            extra={"event": "window_ended", **handling.told_of(turns)},
+            extra={"event": "window_ended", **lifecycle.logged_of(turns)},
         )
         # A handler that has ended the transaction has ended it for all of them.
         if not error.is_undone:
-            run_inline(handling.leave_in_doubt(InlineCalls(handling.ledger), turns, error))
+            run_inline(lifecycle.leave_in_doubt(lifecycle.sync_driver, turns, error))
             return True
     except Exception as error:  # noqa: BLE001 - running each alone shows what is wrong.
-        if not handling.meets_outage(error):
+        if not lifecycle.meets_outage(error):
             _log.info(
                 "the transaction of %(count)s messages of '%(consumer)s' was rolled back: "
                 "%(reason)s; each message gets its own",
                 exc_info=True,
-                extra={"event": "window_undone", **handling.told_of(turns)},
+                extra={"event": "window_undone", **lifecycle.logged_of(turns)},
             )
     else:
-        _commit_done(handling, turns)
-        handling.keep_retention()
+        lifecycle.note_committed(turns)
+        lifecycle.keep_retention()
         return True
     for turn in turns:
-        turn.start_over()
+        turn.begins_anew()
     return False
 
 
 class _UndoneError(Exception):
     """A handler has failed: nothing of the transaction must be stored."""
-
-
-def _commit_done(handling: Handling, turns: Sequence[Turn]) -> None:
-    reached("after_commit")
-    handling.patience.outage.over("transactions")
-    for turn in turns:
-        turn.ending = turn.ending or handling.ending_of(turn)
-        turn.phase = Phase.STORED
-        handling.note_removed(turn)
 
 
 def retried(ledger: Ledger, source: TransactionSource, transact: Callable[[Any, Inbox], T]) -> T:
@@ -168,21 +158,21 @@ def retried(ledger: Ledger, source: TransactionSource, transact: Callable[[Any, 
 
 
 async def run_async(
-    handling: Handling,
+    lifecycle: Lifecycle,
     source: AsyncTransactionSource,
     turn: Turn,
     call: Callable[[Any], Awaitable[Any]],
 ) -> Any:
     """As `run`, with an async engine or sessionmaker."""
     running_loop()  # Else SQLAlchemy raises an error of its own, which helps nobody.
-    calls = SteadyLedger(handling.ledger)
-    tries = _Tries(handling, calls, turn)
+    driver = lifecycle.async_driver
+    tries = _Tries(lifecycle, driver, turn)
     try:
         result = await _run_async(tries, source, call)
     except BaseException as error:
         await tries.record(error)
         raise
-    await calls.run(handling.keep_retention)
+    await driver.run(lifecycle.keep_retention)
     return result
 
 
@@ -190,18 +180,18 @@ async def _run_async(
     tries: "_Tries", source: AsyncTransactionSource, call: Callable[[Any], Awaitable[Any]]
 ) -> Any:
     for wait_s in _waits_s():
-        work = tries.next()
+        tries.begin()
         try:
             async with (
                 source.begin() as connection,
                 tries.ledger.transaction(connection) as inbox,
-                work.join(inbox),
+                tries.work(AsyncInboxDriver(inbox)) as work,
             ):
                 if work.is_new:
                     work.result = await call(connection)
             return await tries.result_of(work)
         except Exception as error:
-            if not tries.has_lost(work, error, wait_s):
+            if not tries.has_lost(error, wait_s):
                 raise
         await asyncio.sleep(wait_s)
         if await tries.is_stored():
@@ -214,21 +204,28 @@ class _Tries:
     at its commit is stored after all, and records a failure after the last.
     """
 
-    def __init__(self, handling: Handling, calls: AsyncCalls, turn: Turn) -> None:
-        self.ledger = handling.ledger
-        self._handling = handling
-        self._calls = calls
+    def __init__(self, lifecycle: Lifecycle, driver: Driver, turn: Turn) -> None:
+        self.ledger = lifecycle.ledger
+        self._lifecycle = lifecycle
+        self._driver = driver
         self._turn = turn
+        self._work: JoinedWork | None = None
+        """What runs in the transaction of this try, once that has begun."""
         self._written: Claim | None = None
         """The claim of the last try that came to its commit: nobody knows whether it is stored."""
         self.result: Any = None
         """The result of that try."""
         self._broken_off = 0
 
-    def next(self) -> JoinedWork:
-        """The next try."""
-        self._turn.start_over()
-        return JoinedWork(self._handling, self._turn)
+    def begin(self) -> None:
+        """Begin the next try."""
+        self._turn.begins_anew()
+        self._work = None
+
+    def work(self, driver: Driver) -> JoinedWork:
+        """What runs in the transaction of `driver`."""
+        self._work = JoinedWork(self._lifecycle, self._turn, driver)
+        return self._work
 
     async def is_stored(self) -> bool:
         """Whether the transaction whose commit was not answered is stored."""
@@ -236,13 +233,13 @@ class _Tries:
         if claim is None:
             return False
         try:
-            record = await self._calls.find(claim.key)
+            record = await self._driver.run(self.ledger.find, claim.key)
         except StoreUnavailable:
             return False
         is_stored = record is not None and record.is_handled and is_newest(claim, record)
         if is_stored:
-            self._turn.ending = after_end(self._handling.policy, claim.attempts, None)
-            _commit_done(self._handling, [self._turn])
+            self._turn.ending = after_end(self._lifecycle.policy, claim.attempts, None)
+            self._lifecycle.note_committed([self._turn])
         return is_stored
 
     async def result_of(self, work: JoinedWork) -> Any:
@@ -250,30 +247,30 @@ class _Tries:
         # The commit of the try before may have gone on after its record was looked for.
         if not work.is_new and await self.is_stored():
             return self.result
-        _commit_done(self._handling, [self._turn])
+        self._lifecycle.note_committed([self._turn])
         return work.result
 
-    def has_lost(self, work: JoinedWork, error: Exception, wait_s: float) -> bool:
+    def has_lost(self, error: Exception, wait_s: float) -> bool:
         """Whether a try only lost against others, or its connection, and another may follow."""
-        if work.is_written:
-            self._written, self.result = work.claim, work.result
-        elif self._turn.phase >= Phase.RUNNING and self.ledger.is_outage(error):
+        if self._work is not None and self._work.is_written:
+            self._written, self.result = self._turn.claim, self._work.result
+        elif self._turn.progress >= Progress.RUNNING and self.ledger.is_outage(error):
             self._broken_off += 1
             if self._broken_off == _BROKEN_OFF:
                 # It fails as with an error of its own, since the server was there each time.
-                self._turn.error = error
+                self._turn.raised(error)
                 return False
         if isinstance(error, StoreUnavailable) and error is not self._turn.error:
             # The connection was lost during the try, and the transaction with it; or it was of no
             # use from the first: ended while it stood idle, say. Its pool has dropped it.
             cause = error.__cause__
             was_useless = isinstance(cause, Exception) and self.ledger.is_contention(cause)
-            return wait_s > 0 and (work.claim is not None or was_useless)
-        return _lost(self._handling.ledger, error, wait_s)
+            return wait_s > 0 and (self._turn.claim is not None or was_useless)
+        return _lost(self._lifecycle.ledger, error, wait_s)
 
     async def record(self, error: BaseException) -> None:
         """Record a failure of the handler; an error of the database is not recorded as one."""
-        await self._handling.after_rollback(self._calls, self._turn, error)
+        await self._lifecycle.after_rollback(self._driver, self._turn, error)
 
 
 def _waits_s() -> Iterator[float]:

@@ -6,9 +6,9 @@ from typing import Any
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.turn import Turn
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.middleware.chain import BothWays, CallNext
 
@@ -28,7 +28,7 @@ class Idempotent(BothWays):
     def __init__(
         self, ledger: Ledger, name: str, *, policy: Policy = Policy(), metadata: Metadata = None
     ) -> None:
-        self._handling = Handling.under(ledger, name, policy)
+        self._lifecycle = Lifecycle.under(ledger, name, policy)
         self._metadata = metadata
 
     def run(self, message: Message, call_next: CallNext) -> Any:  # noqa: D102
@@ -39,5 +39,5 @@ class Idempotent(BothWays):
 
     def _work(self, message: Message) -> Work:
         metadata = self._metadata(message) if callable(self._metadata) else self._metadata
-        asked = Asked(message.id, fingerprint_of(message.body), message, metadata=metadata)
-        return Work(self._handling, Turn(asked))
+        turn = Turn(message.id, fingerprint_of(message.body), message, metadata)
+        return Work(self._lifecycle, turn)

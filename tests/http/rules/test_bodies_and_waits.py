@@ -229,7 +229,7 @@ def test_an_answer_does_not_wait(drive: Drive, frozen: Frozen, shop: Shop) -> No
 def test_a_lease_of_requests_is_short(ledger: Ledger) -> None:
     """What a killed server leaves waits half a minute; a policy's own lease, or another, counts."""
     leases = [
-        IdempotencyKey(asgi_app, ledger, consumer="api", **options)._requests.handling.lease_s
+        IdempotencyKey(asgi_app, ledger, consumer="api", **options)._requests.lifecycle.lease_s
         for options in (
             *({}, {"policy": Policy(on_in_doubt="hold")}, {"policy": Policy(lease="2m")}),
             {"policy": Policy(lease="2m"), "lease": "7s"},

@@ -22,15 +22,14 @@ from oncely.core.commands import Exhausted, Granted, InDoubt
 from oncely.core.errors import OncelyError, RefusedError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
-from oncely.core.rules import recorded
-from oncely.core.verdicts import Counted, Phase, Told
+from oncely.core.record import Claim, Key, Record, State
+from oncely.core.turn import Turn, recorded
+from oncely.core.verdicts import Counted, End
 from oncely.core.waiting import retries_of
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import run_inline
 from oncely.engine.probing import asked_probe
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.held_message import HeldMessage
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.handler_context import context_of
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
 from oncely.spark.batches.member_jobs import JobReport, read_report
@@ -82,10 +81,9 @@ class Batches:
         self._policy = options.whole_policy()
         self._folder = absolute(options.staging or f"{options.quarantine.rstrip('/')}-batches")
         self._ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
-        self._calls = InlineCalls(self._ledger)
         self._consumer = options.consumer
-        handling = Handling.under(self._ledger, f"{self._consumer}/batches", self._policy)
-        self._handling = replace(handling, completes=False, finishes_handled=False)
+        lifecycle = Lifecycle.under(self._ledger, f"{self._consumer}/batches", self._policy)
+        self._lifecycle = replace(lifecycle, completes=False, finishes_handled=False)
         self._since = self._ledger.now() if options.since is None else options.since
         self._settings = {**settings, "since": str(self._since)}
         self._partitions = partitions
@@ -139,7 +137,7 @@ class Batches:
 
     def _unfinished(self) -> Iterator[Record]:
         for state in (State.PROCESSING, State.HANDLED, State.FAILED):
-            yield from self._ledger.scan(self._handling.consumer, state, limit=_MOST_UNFINISHED)
+            yield from self._ledger.scan(self._lifecycle.consumer, state, limit=_MOST_UNFINISHED)
 
     def _waited_for(self, record: Record) -> Record | None:
         """Wait until the lease is over, or is extended; return the record then."""
@@ -202,26 +200,28 @@ class Batches:
         claimed = self._claimed(batch)
         batch.complete(claimed)
         policy = replace(self._policy, on_in_doubt=lambda _: "happened")
-        handling = replace(self._handling, policy=policy)
-        run_inline(handling.begin(self._calls, [self._turn(batch)]))
+        lifecycle = replace(self._lifecycle, policy=policy)
+        run_inline(lifecycle.claim(lifecycle.sync_driver, [self._turn(batch)]))
         return Counts(received=claimed.messages, handled=claimed.messages)
 
     # ---- One batch -----------------------------------------------------------------------------
 
     def _turn(self, batch: Batch) -> Turn:
         metadata = {_STAGING: batch.staging.folder}
-        return Turn(Asked(batch.key, message=Message(batch.key), metadata=metadata))
+        return Turn(batch.key, message=Message(batch.key), metadata=metadata)
 
     def _run(self, batch: Batch, policy: Policy, *, has_waited: bool = False) -> Counts:
         """Run a batch. `has_waited`: its messages were counted as waiting in this run."""
         turn = self._turn(batch)
-        handling = replace(self._handling, policy=policy)
-        patiently(lambda: run_inline(handling.begin(self._calls, [turn])), self._consumer)
+        lifecycle = replace(self._lifecycle, policy=policy)
+        patiently(
+            lambda: run_inline(lifecycle.claim(lifecycle.sync_driver, [turn])), self._consumer
+        )
         match turn.outcome:
-            case Granted() if turn.held is not None:
+            case Granted(claim):
                 reached("batch_claimed")
-                is_known = _CLAIMED in self._ledger.steps(turn.held.claim.key)
-                claimed = self._run_held(batch, turn, turn.held, handling)
+                is_known = _CLAIMED in self._ledger.steps(claim.key)
+                claimed = self._run_held(batch, turn, claim, lifecycle)
                 counts = claimed.counts
                 if is_known:
                     # The counts of the claims are not added again.
@@ -236,22 +236,21 @@ class Batches:
                 # Another program finishes it.
                 return Counts()
 
-    def _run_held(
-        self, batch: Batch, turn: Turn, held: HeldMessage, handling: Handling
-    ) -> JobReport:
+    def _run_held(self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle) -> JobReport:
         """Claim its messages, call the handler, and store the end."""
+        context = context_of(turn, lifecycle.sync_driver, lifecycle.keeper)
         try:
             batch.stage()
-            claimed = read_report(held.step(_CLAIMED, batch.claim))
+            claimed = read_report(context.step(_CLAIMED, batch.claim))
             reached("members_claimed")
             if claimed.messages:
-                held.step(_BEGUN.format(held.claim.fence), lambda: None)
+                context.step(_BEGUN.format(claim.fence), lambda: None)
                 self._call(batch, claimed, turn)
         except BaseException:
-            self._leave(held)
+            self._leave(turn)
             raise
-        turn.phase = Phase.CALLED
-        run_inline(handling.end(self._calls, [turn]))
+        turn.called()
+        run_inline(lifecycle.store(lifecycle.sync_driver, [turn]))
         return claimed
 
     def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
@@ -263,18 +262,18 @@ class Batches:
             if is_process_stopping() or isinstance(error, KeyboardInterrupt):
                 # Not a failure of the handler: what it has written is in doubt.
                 raise
-            names = {"consumer": self._handling.consumer, "message_id": batch.key}
+            names = {"consumer": self._lifecycle.consumer, "message_id": batch.key}
             _log.warning(
                 "the batch handler of '%(consumer)s' failed for batch '%(message_id)s': %(reason)s",
                 exc_info=error,
                 extra={"event": "batch_handler_failed", **names},
             )
-            turn.error = error
+            turn.raised(error)
         reached("after_batch_handler")
 
-    def _leave(self, held: HeldMessage) -> None:
+    def _leave(self, turn: Turn) -> None:
         """Let another program take the batch up at once, without waiting for its lease."""
-        claim = self._handling.heartbeat.let_go(held.claim)
+        [claim] = self._lifecycle.let_go([turn])
         with suppress(OncelyError):
             self._ledger.extend(claim, _AT_ONCE)
 
@@ -282,7 +281,7 @@ class Batches:
         """The counts of a batch whose handler has ended, added to `counts`."""
         if turn.refusal is not None:
             raise turn.refusal
-        if turn.ending is not None and turn.ending.told is Told.COMPLETED:
+        if turn.ending is not None and turn.ending.end is End.COMPLETED:
             reached("batch_handled")
             self._complete(batch, claimed)
             return counts + Counts(handled=claimed.messages)
@@ -294,12 +293,12 @@ class Batches:
     # ---- The end of its messages ---------------------------------------------------------------
 
     def _claimed(self, batch: Batch) -> JobReport:
-        told = self._ledger.steps(Key(self._handling.consumer, batch.key)).get(_CLAIMED)
+        told = self._ledger.steps(Key(self._lifecycle.consumer, batch.key)).get(_CLAIMED)
         return JobReport(Counts(), 0, []) if told is None else read_report(told)
 
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
         batch.complete(claimed)
-        self._ledger.mailbox.finish([Key(self._handling.consumer, batch.key)])
+        self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
         return Counts(received=claimed.messages, handled=claimed.messages)
 
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:

@@ -11,15 +11,12 @@ from functools import partial
 from pyarrow import RecordBatch
 
 from oncely.core.control import Unrecoverable
-from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.core.verdicts import Phase
-from oncely.engine.asking import to_ask
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.core.turn import Turn
+from oncely.engine.driver import run_inline
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.message_rows import Row, numbered, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
@@ -41,33 +38,32 @@ def end_members(
     """Complete these messages, or fail them with `error`; return how many."""
     # The members were checked when they were claimed.
     policy = replace(options.policy, on_mismatch="ignore", on_too_old="run")
-    handling = Handling.under(ledger, options.consumer, policy, "none")
-    handling = replace(handling, keeping=Keeping(options.consumer))
+    lifecycle = Lifecycle.under(ledger, options.consumer, policy, "none")
+    lifecycle = replace(lifecycle, retry_queue=RetryQueue(options.consumer))
     ended = 0
     for rows in read_chunks(numbered(batches), lambda: options.chunk):
         ordered = sorted(rows, key=lambda row: row.id)
-        _end(handling, [_turn(row, options.consumer, policy, token) for row in ordered], error)
+        _end(lifecycle, [_turn(row, token) for row in ordered], error)
         ended += len(rows)
     return ended
 
 
-def _end(handling: Handling, turns: Sequence[Turn], error: str | None) -> None:
-    calls = InlineCalls(handling.ledger)
-    patiently(lambda: run_inline(handling.begin(calls, turns)), handling.consumer)
-    granted = [turn for turn in turns if turn.held is not None]
+def _end(lifecycle: Lifecycle, turns: Sequence[Turn], error: str | None) -> None:
+    driver = lifecycle.sync_driver
+    patiently(lambda: run_inline(lifecycle.claim(driver, turns)), lifecycle.consumer)
+    granted = [turn for turn in turns if turn.claim is not None]
     for turn in granted:
-        turn.phase = Phase.CALLED
-        turn.error = None if error is None else BatchFailed(error)
-    run_inline(handling.end(calls, granted))
+        turn.called()
+        turn.raised(None if error is None else BatchFailed(error))
+    run_inline(lifecycle.store(driver, granted))
     for turn in granted:
         if turn.refusal is not None:
             raise turn.refusal
 
 
-def _turn(row: Row, consumer: str, policy: Policy, token: int) -> Turn:
-    turn = Turn(Asked(row.id, message=row.message(None)))
-    turn.key = Key(consumer, row.id)
-    turn.command = to_ask(turn.key, "none", policy, token=token)
+def _turn(row: Row, token: int) -> Turn:
+    turn = Turn(row.id, message=row.message(None))
+    turn.token = token
     return turn
 
 

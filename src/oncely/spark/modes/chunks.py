@@ -17,17 +17,18 @@ from pyarrow import RecordBatch
 
 from oncely._util.later import Later
 from oncely.consuming.sending import Sending
-from oncely.core.commands import Granted, Mismatch, Outcome, TooOld, Waiting
+from oncely.core.commands import ClaimOutcome, Granted, Mismatch, Outcome, TooOld, Waiting
 from oncely.core.control import Reject
 from oncely.core.errors import StoreError, UnreadableRow, reason_of
 from oncely.core.record import birth_of
-from oncely.core.verdicts import Counted, Delay, Ending, Phase
+from oncely.core.turn import TurnState
+from oncely.core.verdicts import Counted, Delay, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.inline_calls import InlineCalls, run_inline
+from oncely.engine.driver import run_inline
 from oncely.ledger import Ledger
-from oncely.lifecycle.handling import Handling
-from oncely.lifecycle.keeping import Keeping
-from oncely.lifecycle.patience import AWAY
+from oncely.lifecycle.claim_keeper import AWAY
+from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.taken import settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
@@ -98,14 +99,14 @@ class ChunkTask(ABC):
         self._delays: dict[str, Delayed] = {}
         """The delay of each id that waits, until it is settled."""
         self._horizon = Horizon(self._policy, options)
-        self._handling = Handling.under(ledger, options.consumer, self._horizon.policy)
-        self._serializer = self._handling.serializer_of(handler)
-        self._calls = InlineCalls(ledger)
-        self._outage = self._handling.patience.outage
+        self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy)
+        self._serializer = self._lifecycle.serializer_of(handler)
+        self._driver = self._lifecycle.sync_driver
+        self._outage = self._lifecycle.outage
         self._retries: DueRetries | None = None
         if ledger.can_defer:
-            keeping = self._handling.keeping = Keeping(options.consumer)
-            self._retries = DueRetries(ledger.mailbox, keeping.queue, self._policy.lease)
+            queue = self._lifecycle.retry_queue = RetryQueue(options.consumer)
+            self._retries = DueRetries(ledger.mailbox, queue.name, self._policy.lease)
         self._opened = ExitStack()
         """The resources to close at the end of the run."""
         self._sending: Sending | None = None
@@ -253,7 +254,7 @@ class ChunkTask(ABC):
         turns = [
             RowTurn(row, sent_at(row), self._token_of(row), is_compared=is_compared) for row in rows
         ]
-        if self._handling.keeps_result:
+        if self._lifecycle.keeps_result:
             for turn in turns:
                 turn.serializer = self._serializer
         return turns
@@ -270,8 +271,9 @@ class ChunkTask(ABC):
     def _count_ended(self, turns: Sequence[RowTurn]) -> None:
         """Count the ends of these turns, or delay them."""
         for turn in turns:
-            turn.ending = turn.ending or self._handling.ending_of(turn)
-        if self._handling.keeping is not None:
+            if turn.ending is None:
+                turn.ended(self._lifecycle.policy, is_stopping=self._lifecycle.is_stopping())
+        if self._lifecycle.retry_queue is not None:
             self._keep_dead([turn for turn in turns if turn.is_dead_unheard])
         taken = [turn for turn in turns if turn.taken is not None]
         if taken:
@@ -297,8 +299,8 @@ class ChunkTask(ABC):
         there = self._steadily(lambda: self._ledger.mailbox.retries(keys))
         new = [turn for turn in turns if turn.key not in there or not turn.is_known_dead]
         for turn in new:
-            turn.asked.message = turn.row.message(None)
-        run_inline(self._handling.keep(self._calls, new))
+            turn.message = turn.row.message(None)
+        run_inline(self._lifecycle.put_aside(self._driver, new))
 
     def _count_one(self, turn: RowTurn) -> None:
         settled = self.counts.settled
@@ -319,7 +321,7 @@ class ChunkTask(ABC):
             # Not for the quarantine: it is not a row of the source.
             self.counts.failed += 1
         else:
-            self._count_outcome(turn.row, turn.outcome)
+            self._count_outcome(turn.row, cast(ClaimOutcome, turn.outcome))
         if self.counts.settled == settled:
             return
         self._settled.append(turn.row.number)
@@ -330,7 +332,7 @@ class ChunkTask(ABC):
         """Count a message that was delivered before: earlier in this run, where it was counted as
         waiting, or in an earlier run.
         """
-        former = None if turn.held is None else turn.held.claim.former
+        former = None if turn.claim is None else turn.claim.former
         failed_at = taken.since if former is None else former.last_seen
         # A reset removes the attempts: a dead letter was not counted as waiting.
         was_reset = former is not None and not former.attempts
@@ -370,7 +372,7 @@ class ChunkTask(ABC):
             case Counted.FAILED:
                 self.counts.failed += 1
                 self._tally.erred(turn.row.id, turn.error)
-            case Counted.RETRIED if self._retries is not None and turn.phase is Phase.STORED:
+            case Counted.RETRIED if self._retries is not None and turn.state is TurnState.STORED:
                 self.counts.waiting += 1
                 self._tally.erred(turn.row.id, turn.error)
             case _:

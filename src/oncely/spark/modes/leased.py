@@ -11,10 +11,8 @@ from functools import cached_property
 
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.core.errors import HandlerDied
-from oncely.core.rules import fails_by_death
-from oncely.core.verdicts import Phase
-from oncely.engine.inline_calls import run_inline
-from oncely.lifecycle.held_message import HeldMessage
+from oncely.core.turn import fails_by_death
+from oncely.engine.driver import run_inline
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
@@ -45,30 +43,29 @@ class LeasedTask(ChunkTask):
 
     def _process(self, rows: Sequence[Row]) -> None:
         turns = self._turns(rows)
-        self._steadily(lambda: run_inline(self._handling.begin(self._calls, turns)))
-        granted = [turn for turn in turns if turn.held is not None]
+        self._steadily(lambda: run_inline(self._lifecycle.claim(self._driver, turns)))
+        granted = [turn for turn in turns if turn.claim is not None]
         # A message that an earlier worker left may be the one that killed it: if it kills again,
         # that must not cost other messages an attempt.
         suspects = [turn for turn in granted if _was_left(turn)] if len(granted) > 1 else []
         if suspects:
-            run_inline(self._handling.give_back(self._calls, suspects))
+            run_inline(self._lifecycle.give_back(self._driver, suspects))
             granted = [turn for turn in granted if not _was_left(turn)]
         # Before the rest, so that these claims cannot run out, or be lost, during the rest.
         self._run(granted)
-        self._count_ended([turn for turn in turns if turn.held is None])
+        self._count_ended([turn for turn in turns if turn.claim is None])
         for turn in suspects:
             self._settle([turn.row])
 
     def _inherit(self, row: Row, entry: Entry) -> bool:
         [turn] = self._turns([row])
         if not self._steadily(
-            lambda: run_inline(self._handling.resume(self._calls, turn, entry.fence))
+            lambda: run_inline(self._lifecycle.resume(self._driver, turn, entry.fence))
         ):
             return False
-        assert turn.held is not None  # noqa: S101 - it was just resumed.
         if not entry.has_returned and not fails_by_death(self._policy):
             # No worker processes it any more; the policy decides what follows.
-            [claim] = self._handling.heartbeat.let_go_many([turn.held.claim])
+            [claim] = self._lifecycle.let_go([turn])
             self._steadily(lambda: self._ledger.extend(claim, _AT_ONCE))
             self._channel.wait(time.monotonic() + _OVER_S, self.counts)
             # With its token it would be granted as before.
@@ -80,10 +77,10 @@ class LeasedTask(ChunkTask):
             # costs the others no attempt.
             self._run([turn])
             return True
-        turn.phase = Phase.CALLED
+        turn.called()
         if not entry.has_returned:
-            turn.error = HandlerDied(f"its process {self._start.death}")
-            turn.asked.message = row.message(turn.held.claim)
+            turn.raised(HandlerDied(f"its process {self._start.death}"))
+            turn.message = row.message(turn.claim)
         self._end([turn])
         return True
 
@@ -109,12 +106,12 @@ class LeasedTask(ChunkTask):
                         ended, stored_at = [], time.monotonic()
             self._end(ended)
         except BaseException:
-            run_inline(self._handling.end(self._calls, [*unsaved]))
+            run_inline(self._lifecycle.store(self._driver, [*unsaved]))
             raise
 
     def _end(self, turns: Sequence[RowTurn]) -> None:
         if turns:
-            run_inline(self._handling.end(self._calls, turns))
+            run_inline(self._lifecycle.store(self._driver, turns))
             self._count_ended(turns)
 
     def _each_run(self, granted: Sequence[RowTurn]) -> Generator[RowTurn, None, None]:
@@ -143,30 +140,29 @@ class LeasedTask(ChunkTask):
         self._channel.raise_if_stopping()
 
     def _run_one(self, turn: RowTurn) -> None:
-        if (held := self._begun_now(turn)) is not None:
-            with turn.calling(held) as message:
-                turn.result = self._handling.kept(turn, self._handler(message))
-            self._note_returned(turn, held)
+        if self._begins_now(turn):
+            with turn.calling(self._driver, self._lifecycle.keeper) as message:
+                turn.returned(self._lifecycle.kept(turn, self._handler(message)))
+            self._note_returned(turn)
 
     async def _run_async(self, turn: RowTurn) -> None:
-        if (held := self._begun_now(turn)) is not None:
-            with turn.calling(held) as message:
-                turn.result = self._handling.kept(turn, await self._handler(message))
-            self._note_returned(turn, held)
+        if self._begins_now(turn):
+            with turn.calling(self._driver, self._lifecycle.keeper) as message:
+                turn.returned(self._lifecycle.kept(turn, await self._handler(message)))
+            self._note_returned(turn)
 
-    def _begun_now(self, turn: RowTurn) -> HeldMessage | None:
+    def _begins_now(self, turn: RowTurn) -> bool:
         # A turn that was not begun, as its claim may have run out, is released.
-        held = turn.held
-        if held is None or not self._handling.heartbeat.is_good(held.claim):
-            return None
-        self._start.journal.begin(turn.row.number, held.claim.fence)
-        return held
+        claim = turn.claim
+        if claim is None or not self._lifecycle.keeper.is_good(claim):
+            return False
+        self._start.journal.begin(turn.row.number, claim.fence)
+        return True
 
-    def _note_returned(self, turn: RowTurn, held: HeldMessage) -> None:
-        if turn.error is None and turn.result is None and not held.end():
+    def _note_returned(self, turn: RowTurn) -> None:
+        if turn.error is None and turn.result is None and not turn.sent():
             self._start.journal.returned(turn.row.number)
 
 
 def _was_left(turn: RowTurn) -> bool:
-    held = turn.held
-    return held is not None and held.claim.takes_over
+    return turn.claim is not None and turn.claim.takes_over

@@ -8,9 +8,11 @@ from typing import cast
 from oncely._util.forking import end_child
 from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
 from oncely.core.message import Message, entered
-from oncely.core.verdicts import Counted, DeadLetter, Ending, Phase
-from oncely.lifecycle.held_message import HeldMessage
-from oncely.lifecycle.turn import Asked, Turn
+from oncely.core.turn import Turn
+from oncely.core.verdicts import Counted, DeadLetter, Ending
+from oncely.engine.driver import Driver
+from oncely.lifecycle.claim_keeper import ClaimKeeper
+from oncely.lifecycle.handler_context import context_of
 from oncely.spark.sink.message_rows import Row
 
 
@@ -20,7 +22,7 @@ class RowTurn(Turn):
     def __init__(
         self, row: Row, sent_at: float | None, token: int | None, *, is_compared: bool
     ) -> None:
-        super().__init__(Asked(row.id, row.fingerprint() if is_compared else None))
+        super().__init__(row.id, row.fingerprint() if is_compared else None)
         self.row = row
         self.token = token
         self.taken = row.taken
@@ -39,7 +41,7 @@ class RowTurn(Turn):
     @property
     def is_dead_unheard(self) -> bool:
         """Whether it is a dead letter that was not stored with its end."""
-        if self.held is not None or self.ending is None:
+        if self.claim is not None or self.ending is None:
             return False
         # A row that is not a message goes to the quarantine.
         is_message = self.taken is not None or isinstance(self.outcome, Exhausted | InDoubt)
@@ -67,21 +69,21 @@ class RowTurn(Turn):
         return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
 
     @contextmanager
-    def calling(self, held: HeldMessage) -> Iterator[Message]:
+    def calling(self, driver: Driver, keeper: ClaimKeeper) -> Iterator[Message]:
         """For a block that calls the handler, with the message, its steps and sending. An error of
         the block is noted, and not raised.
         """
-        held.message = self.asked.message = message = self.row.message(held.claim)
-        self.phase = Phase.CALLED
+        self.message = message = self.row.message(self.claim)
+        context = context_of(self, driver, keeper)
+        self.called()
         try:
-            with entered(held):
+            with entered(context):
                 yield message
-                if held.unawaited is not None:
-                    held.check_awaited()
+                context.check_awaited()
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
-            self.error = error
+            self.raised(error)
         finally:
             if os.getpid() != self._pid:
                 # In a forked child: the rest is the parent's.
                 end_child(self.error)
-            held.end()
+            context.end()

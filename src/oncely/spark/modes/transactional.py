@@ -13,8 +13,7 @@ from typing import Any
 from oncely.core.commands import Busy
 from oncely.core.errors import HandlerDied
 from oncely.core.message import Message
-from oncely.core.verdicts import Phase
-from oncely.engine.inline_calls import run_inline
+from oncely.engine.driver import Driver, run_inline
 from oncely.ledger import Ledger
 from oncely.lifecycle.transacting import TransactionSource, run, run_together
 from oncely.lifecycle.wrapping import is_async
@@ -67,8 +66,9 @@ class TransactionalTask(ChunkTask):
         error = HandlerDied(f"its process {self._start.death}")
         while True:
             [turn] = self._turns([row])
-            turn.asked.message, turn.error, turn.phase = row.message(None), error, Phase.CALLED
-            run_inline(self._handling.after_rollback(self._calls, turn, error))
+            turn.begins_anew()
+            turn.message = row.message(None)
+            run_inline(self._lifecycle.record_failure(self._driver, turn, error))
             if not isinstance(turn.outcome, Busy):
                 self._count_ended([turn])
                 return True
@@ -79,29 +79,29 @@ class TransactionalTask(ChunkTask):
         """Run all in one transaction; return whether all succeeded. If not, nothing is stored."""
         stopped: list[Stopped] = []
 
-        def run_all(session: Any) -> bool:
+        def run_all(session: Any, driver: Driver) -> bool:
             try:
-                return all(self._succeeds(turn, session) for turn in turns)
+                return all(self._succeeds(turn, session, driver) for turn in turns)
             except Stopped as error:
                 stopped.append(error)
                 return False
 
         if len(turns) < 2:
             return False
-        are_stored = run_together(self._handling, self._begins, turns, run_all)
+        are_stored = run_together(self._lifecycle, self._begins, turns, run_all)
         if not are_stored:
             self._start.journal.clear()
         if stopped:
             raise stopped[0]
         return are_stored
 
-    def _succeeds(self, turn: RowTurn, session: Any) -> bool:
-        if turn.held is None:
+    def _succeeds(self, turn: RowTurn, session: Any, driver: Driver) -> bool:
+        if turn.claim is None:
             return True
         self._channel.raise_if_stopping()
-        self._start.journal.begin(turn.row.number, turn.held.claim.fence)
-        with turn.calling(turn.held) as message:
-            turn.result = self._handling.kept(turn, self._handler(message, session))
+        self._start.journal.begin(turn.row.number, turn.claim.fence)
+        with turn.calling(driver, self._lifecycle.keeper) as message:
+            turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
         self._start.journal.returned(turn.row.number)
         return turn.error is None
 
@@ -112,14 +112,13 @@ class TransactionalTask(ChunkTask):
         """
 
         def call(session: Any) -> Any:
-            claim = None if turn.held is None else turn.held.claim
-            message = turn.asked.message = turn.row.message(claim)
+            message = turn.message = turn.row.message(turn.claim)
             self._start.journal.begin(turn.row.number, 0)
             return self._handler(message, session)
 
         def try_once() -> None:
             try:
-                run(self._handling, self._begins, turn, call)
+                run(self._lifecycle, self._begins, turn, call)
             except BaseException as error:
                 # If the ledger does not answer, or a claim was lost, no message is at fault.
                 if turn.ending is None or (error is turn.refusal and turn.outcome is None):

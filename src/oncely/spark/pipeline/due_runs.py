@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from oncely.core.waiting import retries_of
 from oncely.ledger import Ledger
-from oncely.lifecycle.patience import AWAY
+from oncely.lifecycle.claim_keeper import AWAY
 from oncely.spark.session import make_active
 from oncely.spark.sink.spreading import slots
 

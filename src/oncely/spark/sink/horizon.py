@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from oncely.archive.lookup import Archive, NotCovered, Old, Refusal
 from oncely.core.commands import TooOld
 from oncely.core.policy import Policy
-from oncely.lifecycle.turn import seconds_since_1970
+from oncely.core.turn import seconds_since_1970
 from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.sink_options import SinkOptions
 

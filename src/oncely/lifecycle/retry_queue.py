@@ -1,4 +1,4 @@
-"""Keeping: which of a consumer's messages wait in the ledger, for a retry or for people."""
+"""RetryQueue: where a consumer's messages wait in the ledger, for a retry or for people."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from oncely.core.errors import ExhaustedError, InDoubtError, describe, storable,
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.message import Message
 from oncely.core.record import Key
+from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay
 from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
-from oncely.lifecycle.turn import Turn
 
 _REASON = 200
 """Characters of a reason in the headers of a copy."""
@@ -21,8 +21,8 @@ _FIRST_OF_ID = MAX_ID_LENGTH - 33
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """Which messages of `consumer` wait in the ledger, and as which rows.
+class RetryQueue:
+    """The messages of `consumer` that wait in the ledger, and as which rows.
 
     Where it `is_ordered`, messages of one ordering key are one lane. Copies of dead letters go to
     the `error_queue`, where there is one.
@@ -33,8 +33,8 @@ class Keeping:
     error_queue: str | None = None
 
     @property
-    def queue(self) -> str:
-        """The queue in which they wait."""
+    def name(self) -> str:
+        """The name of the queue in the ledger."""
         return retries_of(self.consumer)
 
     def lane_of(self, message: Message) -> str | None:
@@ -43,7 +43,7 @@ class Keeping:
         """
         if not self.is_ordered or message.key is None:
             return None
-        return digest(self.queue, "key", message.key)
+        return digest(self.name, "key", message.key)
 
     def key_of(self, turn: Turn) -> Key:
         """The key under which the message of a turn waits."""
@@ -60,7 +60,7 @@ class Keeping:
 
     def rows_of(self, turn: Turn) -> Sequence[WaitingMessage]:
         """The rows to keep with the end of a turn."""
-        if turn.ending is None or turn.asked.message is None:
+        if turn.ending is None or turn.message is None:
             return ()
         match turn.ending.verdict:
             case Delay(delay_s):
@@ -85,12 +85,12 @@ class Keeping:
         return [letter, copy]
 
     def _row(self, turn: Turn) -> WaitingMessage:
-        message = turn.asked.message
+        message = turn.message
         assert message is not None  # noqa: S101 - asked before.
-        attempts = 0 if turn.held is None else turn.held.claim.attempts
+        attempts = 0 if turn.claim is None else turn.claim.attempts
         if turn.taken is not None:
             return replace(turn.taken, attempts=attempts, delay_s=0.0)
-        name = retry_name(self.queue) if _is_itself(turn) else new_name()
+        name = retry_name(self.name) if _is_itself(turn) else new_name()
         # Its claim is over, and a middleware's changes are for its handler only.
         kept = _storable(replace(message, claim=None))
         return WaitingMessage(
@@ -99,9 +99,9 @@ class Keeping:
             message=kept,
             parent=self.key_of(turn),
             attempts=attempts,
-            queue=self.queue,
+            queue=self.name,
             name=name,
-            lane=self.lane_of(message) or digest(self.queue, *(turn.key or ("",)), name),
+            lane=self.lane_of(message) or digest(self.name, *(turn.key or ("",)), name),
         )
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -13,11 +13,11 @@ from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.ids import check_id
 from oncely.core.message import Message, entered
 from oncely.core.record import Claim, Key, idempotency_key
+from oncely.core.turn import Turn, Untracked
 from oncely.core.waiting import WaitingMessage, deferred_id
-from oncely.engine.async_calls import AsyncCalls
-from oncely.engine.inline_calls import run_inline
+from oncely.engine.driver import Driver, run_inline
 from oncely.engine.request import sent_message
-from oncely.lifecycle.patience import Holding
+from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.results import Serializer, given_back, kept, serializer_of
 from oncely.lifecycle.wrapping import is_async
 
@@ -27,44 +27,44 @@ MOST_DEFERRED = 10_000
 """Messages that one handler may send."""
 
 
-class HeldMessage:
-    """A message whose handler runs under `claim`, as Processing says.
+class ClaimContext:
+    """What the handler of a message may call while it runs under `claim`, as Processing says.
 
-    `calls` are those of its thread or task; `message`, where there is one, is what the handler was
-    given; there is a `holding`, unless a transaction keeps others away. Any number of
-    threads and tasks of the handler may use it.
+    `driver` is that of its thread or task; `message`, where there is one, is what the handler was
+    given; `keeper` keeps the claim, unless a transaction keeps others away. Any number of threads
+    and tasks of the handler may use it.
     """
 
     __slots__ = (
         "_deferred",
-        "_holding",
+        "_driver",
+        "_keeper",
         "_lock",
         "_results",
         "_running",
-        "calls",
+        "_unawaited",
         "claim",
         "is_over",
         "message",
-        "unawaited",
     )
 
     def __init__(
         self,
         claim: Claim,
-        calls: AsyncCalls,
+        driver: Driver,
         message: Message | None = None,
-        holding: Holding | None = None,
+        keeper: ClaimKeeper | None = None,
     ) -> None:
         self.claim = claim
-        self.calls = calls
         self.message = message
         self.is_over = False
-        self._holding = holding
+        self._driver = driver
+        self._keeper = keeper
         self._lock = threading.Lock()
         self._results: dict[str, Any] | None = None
         self._running: set[str] = set()
         self._deferred: dict[tuple[str, str], WaitingMessage] = {}
-        self.unawaited: Unawaited | None = None
+        self._unawaited: Unawaited | None = None
         """The steps that are async; None where there are none."""
 
     @property
@@ -83,7 +83,7 @@ class HeldMessage:
     def _check(self, what: str) -> None:
         if self.is_over:
             raise MessageError(f"{what}: the handler of this message has ended")
-        if not self.calls.can_defer:
+        if not self._driver.calls.can_defer:
             raise ConfigError(
                 f"{what}: this ledger keeps no steps and defers no messages; open it on a "
                 'database, as in "postgresql://user@host/database"'
@@ -95,23 +95,23 @@ class HeldMessage:
         self._check_step(name, function)
         serializer = serializer_of(function, keep_result=True)
         if is_async(function):
-            self.unawaited = self.unawaited or Unawaited()
-            return self.unawaited.note(name, self._async_step(name, serializer, function, args))
-        blocking = self.calls.blocking
+            self._unawaited = self._unawaited or Unawaited()
+            return self._unawaited.note(name, self._async_step(name, serializer, function, args))
+        blocking = self._driver.blocking
         if blocking is None:
             raise MessageError(
                 f"step {name!r}: inside a transaction of asyncio, pass an async function"
             )
         with self._begun(name):
             if name not in run_inline(self._kept(blocking)):
-                with entered(InStep(self, name)):
+                with entered(StepContext(self, name)):
                     result = _done(name, function(*args))
                 return run_inline(self._keep(blocking, serializer, name, result))
             return self._given_back(serializer, name)
 
     def check_awaited(self) -> None:
         """Raise MessageError where a step was not awaited: it has not run."""
-        if self.unawaited is not None and (name := self.unawaited.forgotten()):
+        if self._unawaited is not None and (name := self._unawaited.forgotten()):
             raise MessageError(
                 f"step {name!r} was not awaited, and has not run; write `await message.step(...)`"
             )
@@ -120,10 +120,10 @@ class HeldMessage:
         self, name: str, serializer: Serializer, function: Callable[..., Any], args: Sequence[Any]
     ) -> Any:
         with self._begun(name):
-            if name not in await self._kept(self.calls):
-                with entered(InStep(self, name)):
+            if name not in await self._kept(self._driver):
+                with entered(StepContext(self, name)):
                     result = await function(*args)
-                return await self._keep(self.calls, serializer, name, result)
+                return await self._keep(self._driver, serializer, name, result)
             return self._given_back(serializer, name)
 
     def _check_step(self, name: str, function: object) -> None:
@@ -145,33 +145,33 @@ class HeldMessage:
         finally:
             self._running.discard(name)
 
-    async def _kept(self, calls: AsyncCalls) -> dict[str, Any]:
+    async def _kept(self, driver: Driver) -> dict[str, Any]:
         """The results of the finished steps. Raises where the claim may have run out, or where the
         handler has ended.
         """
         if self._results is None:
-            self._results = dict(await self.say(calls, lambda: calls.steps(self.claim.key)))
+            self._results = dict(await self._ask(driver, driver.calls.steps, self.claim.key))
         self._check("step")
-        if self._holding is not None and not self._holding.is_good(self.claim):
+        if self._keeper is not None and not self._keeper.is_good(self.claim):
             raise FencedError("no step was begun: the claim may have run out")
         return self._results
 
-    async def _keep(self, calls: AsyncCalls, serializer: Serializer, name: str, result: Any) -> Any:
+    async def _keep(self, driver: Driver, serializer: Serializer, name: str, result: Any) -> Any:
         """Keep a step's result; return it as a later attempt will read it."""
         assert self._results is not None  # noqa: S101 - they were read before the step ran.
         self._results[name] = made = kept(serializer, result, self.claim.key)
         # The step has had its effect: giving up would let the next attempt repeat the effect.
-        await self.say(calls, lambda: calls.keep_step(self.claim, name, made))
+        await self._ask(driver, driver.calls.keep_step, self.claim, name, made)
         return result if made is None else self._given_back(serializer, name)
+
+    async def _ask(self, driver: Driver, call: Callable[..., T], *args: Any) -> T:
+        """What `call` returns: repeated while the store is away, until the lease is over."""
+        if self._keeper is None:
+            return await driver.run(call, *args)
+        return await self._keeper.retried(driver, [self.claim], lambda: driver.run(call, *args))
 
     def _given_back(self, serializer: Serializer, name: str) -> Any:
         return given_back(serializer, (self._results or {})[name], self.claim.key)
-
-    async def say(self, calls: AsyncCalls, speak: Callable[[], Awaitable[T]]) -> T:
-        """What `speak` returns: repeated while the store is away, until the lease is over."""
-        if self._holding is None:
-            return await speak()
-        return await self._holding.say(calls, self.claim, speak)
 
     # ---- Deferred messages ---------------------------------------------------------------------
 
@@ -209,21 +209,20 @@ def _done(name: str, result: Any) -> Any:
     return result
 
 
-class InStep:
-    """The processing while a step runs. It does not send: a retry skips the step, and would not
+class StepContext:
+    """What may be called while a step runs. It does not send: a retry skips the step, and would not
     send.
     """
 
     is_over = False
 
-    def __init__(self, held: HeldMessage, name: str) -> None:
-        self._held = held
+    def __init__(self, context: ClaimContext, name: str) -> None:
         self._name = name
-        self.message = held.message
-        self.claim = held.claim
-        self.idempotency_key = held.idempotency_key
-        self.step_key = held.step_key
-        self.step = held.step
+        self.message = context.message
+        self.claim = context.claim
+        self.idempotency_key = context.idempotency_key
+        self.step_key = context.step_key
+        self.step = context.step
 
     def send(self, destination: str, content: Any, delay: Duration | None = None) -> NoReturn:  # noqa: ARG002
         raise MessageError(
@@ -232,15 +231,20 @@ class InStep:
         )
 
 
-class Untracked:
-    """A message that runs without a claim, because the policy says so: nothing is remembered."""
+class UntrackedContext:
+    """What the handler of a message may call that runs without a claim: nothing is remembered."""
 
     is_over = False
 
-    def __init__(self, message: Message | None = None, *, is_outage: bool = False) -> None:
+    def __init__(self, message: Message | None = None) -> None:
         self.message = message
-        self.is_outage = is_outage
-        """Whether that is because the store is away."""
+
+    def end(self) -> Sequence[WaitingMessage]:
+        """It has sent nothing."""
+        return ()
+
+    def check_awaited(self) -> None:
+        """Nothing: its steps are the functions themselves."""
 
     @property
     def claim(self) -> Claim:
@@ -270,3 +274,15 @@ class Untracked:
 
 def _untracked(what: str) -> MessageError:
     return MessageError(f"this message is not tracked: there is no {what}")
+
+
+def context_of(turn: Turn, driver: Driver, keeper: ClaimKeeper) -> ClaimContext | UntrackedContext:
+    """What the handler of a turn may call, which runs now."""
+    if isinstance(turn.outcome, Untracked):
+        context: ClaimContext | UntrackedContext = UntrackedContext(turn.message)
+    else:
+        assert turn.claim is not None  # noqa: S101 - no other turn is run.
+        is_alone = driver.is_joined
+        context = ClaimContext(turn.claim, driver, turn.message, None if is_alone else keeper)
+    turn.context = context
+    return context

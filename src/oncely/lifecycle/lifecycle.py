@@ -1,0 +1,666 @@
+"""Lifecycle: a message's claim, and how its end is stored; for one message or for many."""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self, TypeVar, cast
+
+from oncely._util import clock
+from oncely._util.crash_points import reached
+from oncely._util.event_log import EventLog
+from oncely._util.outage import Outage
+from oncely._util.signals import is_process_stopping
+from oncely.async_ledger import AsyncDriver
+from oncely.core.commands import (
+    Ask,
+    ClaimOutcome,
+    Complete,
+    Extend,
+    Fail,
+    Fenced,
+    Granted,
+    Handled,
+    Held,
+    InDoubt,
+    MarkHandled,
+    Outcome,
+    Release,
+    Written,
+)
+from oncely.core.durations import Duration, lease_seconds
+from oncely.core.errors import (
+    ConfigError,
+    EndedError,
+    MessageError,
+    MismatchError,
+    OncelyError,
+    StoreDenied,
+    StoreError,
+    StoreUnavailable,
+    UnreadableRow,
+    describe,
+)
+from oncely.core.ids import check_id, fingerprint_of
+from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.core.record import Claim, Key, Record, State, claim_of
+from oncely.core.turn import Progress, Turn, TurnState, recorded
+from oncely.core.verdicts import Delay, End, Ending
+from oncely.core.waiting import WaitingMessage
+from oncely.engine.asking import ask_again, ask_for
+from oncely.engine.driver import Driver, SyncDriver
+from oncely.engine.mailbox import Mailbox
+from oncely.engine.probing import asked_probe
+from oncely.engine.request import Write, renewed
+from oncely.ledger import Ledger, checked_ledger
+from oncely.lifecycle.claim_keeper import AWAY, ClaimKeeper, store_outage
+from oncely.lifecycle.heartbeat import shared_heartbeat
+from oncely.lifecycle.results import (
+    JSON,
+    KeepResult,
+    Serializer,
+    given_back,
+    kept,
+    serializer_of,
+)
+from oncely.lifecycle.retention import StoredRetention
+from oncely.lifecycle.retry_queue import RetryQueue
+
+_log = EventLog(__name__)
+
+_T = TypeVar("_T", bound=Turn)
+
+_KEPT = (End.FAILED, End.EXHAUSTED)
+"""After these the message itself is kept, where the ledger keeps messages."""
+
+
+@dataclass(kw_only=True)
+class Lifecycle:
+    """What happens before and after the handlers of one consumer's messages.
+
+    Its coroutines wait for nothing but the driver that they are given: with `sync_driver` they run
+    inline.
+    """
+
+    ledger: Ledger
+    consumer: str
+    policy: Policy
+    lease_s: float | None
+    keeps_result: bool = False
+    kept_as: KeepResult = True
+    """As what type results are kept, or by what; True where the annotations of handlers say it."""
+    forgets_failures: bool = False
+    """Whether a handler that fails leaves no record."""
+    retry_queue: RetryQueue | None = None
+    """Where its messages wait in the ledger; None where the ledger keeps none of them."""
+    finishes_handled: bool = True
+    """Whether a message that was handled before, and has nothing left to send, is completed when it
+    is delivered again."""
+    completes: bool = True
+    """Whether a handler's success completes the message; else it is marked as handled, and the
+    driver completes it."""
+    stop: threading.Event | None = None
+    """What stops the handlers, besides a signal to this process."""
+    grace_s: float = math.inf
+    """Seconds that are left once they are stopped."""
+    outage: Outage = field(default_factory=store_outage)
+    """Is noted while the store is away."""
+
+    def __post_init__(self) -> None:
+        self.heartbeat = shared_heartbeat(self.ledger, self.lease_s)
+        self.keeper = ClaimKeeper(self.heartbeat, self.outage, self.stop, self.grace_s)
+        self.sync_driver = SyncDriver(self.ledger)
+        self.async_driver = AsyncDriver(self.ledger)
+        self._retention = StoredRetention(self.ledger, self.consumer, self.policy.retention)
+
+    @classmethod
+    def under(
+        cls,
+        ledger: object,
+        consumer: str,
+        policy: object,
+        lease: Duration | None = None,
+        *,
+        keep_result: KeepResult = False,
+        is_called: bool = False,
+    ) -> Self:
+        """From settings as users write them. Where the handler `is_called` by a caller that
+        retries, tries have no limit by default. Raises ConfigError, which says what to write
+        instead.
+        """
+        ledger = checked_ledger(ledger)
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"policy: {_not_a_policy(policy)}")
+        try:
+            check_id(consumer, "consumer")
+        except MessageError as error:
+            raise ConfigError(f'{error}; write consumer="billing"') from None
+        return cls(
+            ledger=ledger,
+            consumer=consumer,
+            policy=policy.for_callers() if is_called else policy,
+            lease_s=lease_seconds(policy.lease if lease is None else lease),
+            keeps_result=bool(keep_result) or policy.results == "keep",
+            kept_as=keep_result or True,
+        )
+
+    @cached_property
+    def followed(self) -> Self:
+        """The same for messages of which something is sent by others once they are handled:
+        whoever has sent that calls `finish`.
+        """
+        return replace(self, completes=False, finishes_handled=False)
+
+    def is_stopping(self) -> bool:
+        """Whether this process, or what runs the handlers, is being stopped."""
+        return is_process_stopping() if self.stop is None else self.stop.is_set()
+
+    def serializer_of(self, function: Callable[..., Any] | None) -> Serializer:
+        """What keeps the results of `function`. Raises ConfigError where nothing can."""
+        return serializer_of(function, self.kept_as) if self.keeps_result else JSON
+
+    def kept(self, turn: Turn, result: Any) -> Any:
+        """What is stored of a handler's result. Made at once: another run may change the object."""
+        if not self.keeps_result or turn.key is None:
+            return None
+        return kept(turn.serializer or JSON, result, turn.key)
+
+    def given_back(self, turn: Turn) -> Any:
+        """What a duplicate gets."""
+        return given_back(turn.serializer or JSON, turn.kept, cast(Key, turn.key))
+
+    def keep_retention(self) -> None:
+        """Store in the ledger how long the policy keeps records. Not inside a transaction."""
+        self._retention.store()
+
+    # ---- Claims --------------------------------------------------------------------------------
+
+    async def claim(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        """Ask for all of these: each is granted, and its claim extended from now on, or it is a
+        duplicate, or refused.
+
+        It is safe to ask again for the same turns after an error: each keeps its command. Raises
+        StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
+        """
+        for turn in turns:
+            if turn.state is TurnState.NEW:
+                self._prepare(turn)
+        asking = [turn for turn in turns if turn.state is TurnState.ASKED]
+        if not asking:
+            return
+        try:
+            await self._ask(driver, asking)
+        except StoreUnavailable:
+            if driver.is_joined or not self.run_untracked(asking):
+                raise
+
+    def run_untracked(self, turns: Sequence[Turn]) -> bool:
+        """Whether messages may run while the store is away; those without an answer then do."""
+        if self.policy.on_outage == "pause":
+            return False
+        for turn in turns:
+            if turn.state <= TurnState.ASKED:
+                self._run_untracked(turn, is_outage=True)
+        return True
+
+    def _run_untracked(self, turn: Turn, *, is_outage: bool = False) -> None:
+        self.ledger.count_untracked(Key(self.consumer, turn.message_id or ""))
+        turn.runs_untracked(is_outage=is_outage)
+
+    def key_of(self, turn: Turn) -> Key | None:
+        """The key of the message in the ledger; None where it is to run untracked.
+
+        Raises MessageError for an id that cannot be one.
+        """
+        if turn.message_id or self.policy.on_missing_id == "dead_letter":
+            return Key(self.consumer, check_id(turn.message_id))
+        if self.policy.on_missing_id == "untracked":
+            return None
+        if turn.fingerprint is None:
+            raise MessageError("missing id, and no content to make a fingerprint of")
+        return Key(self.consumer, f"content:{turn.fingerprint}")
+
+    def _prepare(self, turn: Turn) -> None:
+        """Make the command that asks for a message. Without a usable key it is refused, or runs
+        untracked.
+        """
+        try:
+            key = turn.key or self.key_of(turn)
+            if key is None:
+                self._run_untracked(turn)
+            else:
+                turn.asks(ask_for(turn, key, self.policy, self.lease_s))
+        except MessageError as error:
+            turn.refused(error)
+
+    async def _ask(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        asked_at = clock.monotonic()
+        outcomes = await _settled(driver, [cast(Ask, turn.command) for turn in turns])
+        reached("after_claim")
+        doubted = self._note_answers(turns, outcomes)
+        granted = [turn.claim for turn in turns if turn.claim is not None]
+        if granted and not driver.is_joined:
+            await self._hold(driver, granted, asked_at)
+        handled = [turn for turn in turns if isinstance(turn.outcome, Handled)]
+        if handled and self.finishes_handled:
+            await self.finish(driver, handled)
+        for turn, record in doubted:
+            message = turn.probed() or Message(record.key.message_id)
+            finding = await driver.run(asked_probe, self.policy.on_in_doubt, message)
+            turn.asks(ask_again(turn, finding, record))
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, UnreadableRow):
+                raise outcome
+        if doubted:
+            await self._ask(driver, [turn for turn, _ in doubted])
+
+    def _note_answers(
+        self, turns: Sequence[Turn], outcomes: Sequence[Outcome | Exception]
+    ) -> list[tuple[Turn, Record]]:
+        """Note in the turns what the ledger has answered; return those that a probe has to find
+        out about, with their records.
+        """
+        doubted = []
+        for turn, outcome in zip(turns, outcomes, strict=True):
+            match outcome:
+                case Granted(claim):
+                    turn.granted(claim)
+                case InDoubt(record) if self._is_to_be_probed(turn):
+                    doubted.append((turn, record))
+                case UnreadableRow():
+                    turn.refused(outcome)
+                case _ if not isinstance(outcome, Exception):
+                    turn.answered(cast(ClaimOutcome, outcome))
+        return doubted
+
+    def _is_to_be_probed(self, turn: Turn) -> bool:
+        return callable(self.policy.on_in_doubt) and cast(Ask, turn.command).finding is None
+
+    async def _hold(self, driver: Driver, claims: Sequence[Claim], asked_at: float) -> None:
+        try:
+            self.heartbeat.hold(claims, asked_at)
+            if not self._retention.is_stored:
+                await driver.run(self.keep_retention)
+        except BaseException:
+            newest = self.heartbeat.let_go_many(claims)
+            await driver.settle([Release(claim) for claim in newest])
+            raise
+
+    async def finish(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        """Complete messages that were handled, and have nothing left to send."""
+        keys = [cast(Key, turn.key) for turn in turns]
+        try:
+            await driver.run(Mailbox(driver.calls).finish, keys)
+        except AWAY as error:
+            # A relay does it later.
+            _log.warning(
+                "handled messages of '%(consumer)s' could not be marked as completed: %(reason)s; "
+                "a relay marks them later",
+                error=error,
+                extra={"event": "finishing_failed", **self.logged_of(turns)},
+            )
+
+    async def resume(self, driver: Driver, turn: Turn, fence: int) -> bool:
+        """Take over the claim with that fence from a process that has died. Return whether that
+        worked: False where another worker has claimed the message since.
+        """
+        turn.key = key = Key(self.consumer, check_id(turn.message_id))
+        asked_at = clock.monotonic()
+        record = await driver.run(driver.calls.find, key)
+        if record is None or record.state is not State.PROCESSING or record.fence != fence:
+            return False
+        claim = claim_of(record)
+        [outcome] = await _settled(driver, [Extend(claim, self.lease_s)])
+        if not isinstance(outcome, Written):
+            return False
+        claim = renewed(claim, outcome)
+        turn.granted(claim)
+        self.heartbeat.hold([claim], asked_at)
+        return True
+
+    # ---- Ends ----------------------------------------------------------------------------------
+
+    async def store(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        """Store how the handlers of these have ended, each as its `ending` says.
+
+        While the store is away this is repeated, until the leases are over. A turn whose end could
+        not be stored has a `refusal`: another worker took the message over, or it is in doubt.
+        """
+        self._end(turns)
+        writes = self._writes(turns)
+        is_done = any(_is_completed(turn) for turn, _ in writes)
+        if is_done:
+            reached("before_completed")
+        plain = [pair for pair in writes if not pair[1].has_rows]
+        with_rows = [pair for pair in writes if pair[1].has_rows]
+        for each in (plain, with_rows):
+            if each:
+                await self._store(driver, each)
+        if is_done:
+            reached("after_completed")
+
+    async def store_joined(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        """Store in the transaction of `driver` how the handlers of these have ended, none of which
+        has failed. Raises EndedError where the transaction has lost a claim.
+        """
+        self._end(turns)
+        reached("before_completed")
+        writes = [self._write(turn) for turn in turns if turn.claim is not None]
+        outcomes = await driver.run(driver.calls.write_all, writes)
+        if any(isinstance(outcome, Fenced) for outcome in outcomes):
+            raise EndedError("the transaction has lost a claim inside the block")
+        reached("after_completed")
+
+    def note_committed(self, turns: Sequence[Turn]) -> None:
+        """The transaction in which the ends of these are stored is committed."""
+        reached("after_commit")
+        self.outage.over("transactions")
+        for turn in turns:
+            if turn.ending is None:
+                turn.ended(self.policy)
+            turn.stored()
+            self._note_removed(turn)
+
+    async def give_back(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        """Give these back: this process stops before their handlers have ended."""
+        running = [turn for turn in turns if turn.state is TurnState.HELD]
+        for turn in running:
+            turn.stopped(self.policy)
+        if writes := self._writes(running):
+            await self._store(driver, writes)
+
+    def _end(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if turn.ending is None:
+                turn.ended(self.policy, is_stopping=self.is_stopping())
+
+    def _writes(self, turns: Sequence[Turn]) -> list[tuple[Turn, Write]]:
+        """What is stored of each end. Claims of which nothing is stored are left to run out."""
+        held = [turn for turn in turns if turn.claim and turn.state is TurnState.ENDED]
+        left = [turn for turn in held if cast(Ending, turn.ending).end is End.LEFT]
+        if left:
+            self.let_go(left)
+        return [(turn, self._write(turn)) for turn in held if turn not in left]
+
+    async def _store(self, driver: Driver, pairs: Sequence[tuple[Turn, Write]]) -> None:
+        turns, writes = zip(*pairs, strict=True)
+        claims = [write.command.claim for write in writes]
+
+        async def attempt() -> Sequence[Outcome | Exception]:
+            for write, claim in zip(writes, self.heartbeat.newest(claims), strict=True):
+                write.command.claim = claim
+            return await _written(driver, writes)
+
+        try:
+            try:
+                outcomes = await self.keeper.retried(driver, claims, attempt)
+            except StoreError as error:
+                if len(pairs) == 1 or isinstance(error, StoreUnavailable):
+                    self._give_up(turns, error)
+                    return
+                # The error may be of one of them: storing each alone finds out which.
+                left = pairs
+            else:
+                left = self._note_stored(pairs, outcomes)
+            if left:
+                self.let_go([turn for turn in turns if turn.state is TurnState.STORED])
+            for pair in left:
+                await self._store(driver, [pair])
+        finally:
+            # Also where a signal breaks this off: a claim that is extended for ever is busy for
+            # ever.
+            self.heartbeat.let_go_many(claims)
+
+    def _note_stored(
+        self,
+        pairs: Sequence[tuple[Turn, Write]],
+        outcomes: Sequence[Outcome | Exception],
+    ) -> Sequence[tuple[Turn, Write]]:
+        """Note in the turns what is stored; return those of which nothing is."""
+        left = []
+        for pair, outcome in zip(pairs, outcomes, strict=True):
+            turn = pair[0]
+            if isinstance(outcome, Exception):
+                left.append(pair)
+            elif isinstance(outcome, Fenced):
+                turn.fenced()
+            else:
+                turn.stored()
+                self._note_removed(turn)
+        return left
+
+    def let_go(self, turns: Sequence[Turn]) -> Sequence[Claim]:
+        """Extend the claims of these no longer; return them as they were last extended."""
+        return self.heartbeat.let_go_many([cast(Claim, turn.claim) for turn in turns])
+
+    def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
+        """The leases are over: what happened is in doubt."""
+        _log.error(
+            "the end of %(count)s messages of '%(consumer)s' could not be stored before their "
+            "leases ran out: %(reason)s; they are in doubt, the first is '%(message_id)s'",
+            error=error,
+            extra={"event": "storing_failed", **self.logged_of(turns)},
+        )
+        for turn in turns:
+            turn.left_in_doubt(error)
+        if isinstance(error, StoreDenied):
+            # So would the end of each later message be.
+            raise error
+
+    def _write(self, turn: Turn) -> Write:
+        """What is stored of a turn's end: its command, and what is kept and removed with it."""
+        ending, claim = cast(Ending, turn.ending), cast(Claim, turn.claim)
+        removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
+        if ending.end is End.COMPLETED:
+            sent = turn.sent()
+            is_completed = self.completes and not sent
+            command: Held = (Complete if is_completed else MarkHandled)(claim, turn.result)
+            # A message that was delivered again may also wait, from an earlier attempt.
+            is_over = self.retry_queue is not None and (turn.taken is not None or claim.fence > 1)
+            return Write(command, sent, is_over, removed)
+        if ending.end is End.RELEASED or self.forgets_failures:
+            return Write(Release(claim), removed=removed)
+        queue, verdict = self.retry_queue, ending.verdict
+        retry_s = verdict.delay_s if queue is not None and isinstance(verdict, Delay) else None
+        command = Fail(claim, recorded(turn.error), ending.end is End.EXHAUSTED, retry_s)
+        return Write(command, () if queue is None else queue.rows_of(turn), removed=removed)
+
+    # ---- What was taken from a queue in the same database ----------------------------------------
+
+    def _note_removed(self, turn: Turn) -> None:
+        """The end of this turn is stored: where its message was taken from a queue in the ledger's
+        database, the same commit has removed it there.
+        """
+        if self._is_removed(turn):
+            self._note_gone(turn)
+
+    def _is_removed(self, turn: Turn) -> bool:
+        """Whether the end of this turn removes the message from its queue."""
+        if turn.queued is None or turn.ending is None:
+            return False
+        end = turn.ending.end
+        return end is End.COMPLETED or (self.retry_queue is not None and end in _KEPT)
+
+    def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
+        """The rows that these were taken from, as far as they are in the ledger's database."""
+        queued = [turn.queued for turn in turns if turn.queued is not None]
+        return [each.row for each in queued if each.database_id == self.ledger.database_id]
+
+    def _note_gone(self, turn: Turn) -> None:
+        if turn.queued is not None and self._rows_in_queue([turn]):
+            turn.queued.is_over = True
+
+    # ---- Messages that did not run -------------------------------------------------------------
+
+    async def put_aside(self, driver: Driver, turns: Sequence[_T]) -> Sequence[_T]:
+        """Keep messages that did not run in the ledger: for people, or until they are due. Return
+        those of which nothing is stored: they have to be redelivered.
+        """
+        if self.retry_queue is None:
+            return turns
+        try:
+            await self._refuse_others(driver, turns)
+            rows = [row for turn in turns for row in self.retry_queue.rows_of(turn)]
+            # A message that already waits for its retry goes on waiting.
+            waiting = [row for row in rows if not row.is_set_aside]
+            dead = [row for row in rows if row.is_set_aside]
+            mailbox = Mailbox(driver.calls)
+            await driver.run(mailbox.keep, waiting, dead, self._rows_in_queue(turns))
+        except StoreDenied:
+            raise
+        except StoreError as error:
+            if len(turns) > 1 and not isinstance(error, StoreUnavailable):
+                # The error may be of one of them: keeping each alone finds out which.
+                return [left for turn in turns for left in await self.put_aside(driver, [turn])]
+            _log.warning(
+                "%(count)s messages of '%(consumer)s' could not be stored for a retry, or as dead "
+                "letters: %(reason)s; they are redelivered",
+                error=error,
+                extra={"event": "keeping_failed", **self.logged_of(turns)},
+            )
+            for turn in turns:
+                turn.left_in_doubt()
+            return turns
+        for turn in turns:
+            self._note_gone(turn)
+        return []
+
+    async def _refuse_others(self, driver: Driver, turns: Sequence[Turn]) -> None:
+        """Set aside messages under whose id another message, with other content, waits already."""
+        keys = [turn.key for turn in turns if turn.key is not None and turn.refusal is None]
+        if not keys or self.policy.on_mismatch == "ignore":
+            return
+        there = await driver.run(Mailbox(driver.calls).retries, keys)
+        for turn in turns:
+            row = there.get(turn.key) if turn.key is not None and turn.refusal is None else None
+            if row is not None and fingerprint_of(row.message.body) != turn.fingerprint:
+                turn.ended_by(MismatchError(f"{row.id!r} waits with other content"))
+
+    # ---- Transactions that were undone -----------------------------------------------------------
+
+    async def after_rollback(self, driver: Driver, turn: Turn, error: BaseException) -> None:
+        """The transaction of this turn, its claim included, was undone by `error`: record that
+        where it is a failure of the handler.
+        """
+        if turn.refusal is error:
+            turn.ended_by(turn.refusal)
+            return
+        if isinstance(error, EndedError) and not error.is_undone and turn.claim is not None:
+            await self.leave_in_doubt(driver, [turn], error)
+            return
+        is_failure = self._is_failure(turn, error)
+        turn.begins_anew()
+        if is_failure:
+            await self.record_failure(driver, turn, error)
+        elif isinstance(error, Exception):
+            if not self.meets_outage(error):
+                _log.warning(
+                    "the transaction of message '%(message_id)s' of '%(consumer)s' failed: "
+                    "%(reason)s; the message is redelivered",
+                    exc_info=error,
+                    extra={"event": "transaction_failed", **self.logged_of([turn])},
+                )
+            turn.ended_by(error)
+        else:
+            turn.started()
+            turn.stopped(self.policy)
+
+    async def record_failure(self, driver: Driver, turn: Turn, error: BaseException) -> None:
+        """Claim a message whose handler has failed, of which nothing is stored, and store that."""
+        try:
+            await self.claim(driver, [turn])
+            turn.called()
+            turn.raised(error)
+            await self.store(driver, [turn])
+        except OncelyError as unrecorded:
+            self._log_unrecorded([turn])
+            turn.raised(error)
+            turn.ended_by(unrecorded)
+
+    async def leave_in_doubt(
+        self, driver: Driver, turns: Sequence[Turn], error: EndedError
+    ) -> None:
+        """Handlers have ended their transaction themselves, and nobody knows what they committed.
+        Claims that are committed are left to run out. Where they are not, new claims are made, with
+        the error, and left to run out.
+        """
+        held = [turn for turn in turns if turn.claim is not None]
+        for turn in turns:
+            turn.begins_anew()
+        for turn in held:
+            turn.metadata = {**(turn.metadata or {}), "error": describe(error)}
+        try:
+            await self.claim(driver, held)
+        except StoreError:
+            self._log_unrecorded(held)
+        self.let_go([turn for turn in held if turn.claim is not None])
+        for turn in turns:
+            turn.left_in_doubt(error)
+
+    def meets_outage(self, error: Exception) -> bool:
+        """Whether `error` undid a transaction because the database is away, which is noted."""
+        is_away = isinstance(error, StoreUnavailable) or self.ledger.is_outage(error)
+        if is_away:
+            self.outage.met(error, "transactions")
+        return is_away
+
+    def logged_of(self, turns: Sequence[Turn]) -> dict[str, Any]:
+        """What the log says of these."""
+        first = turns[0].message_id
+        return {"consumer": self.consumer, "message_id": first, "count": len(turns)}
+
+    def _log_unrecorded(self, turns: Sequence[Turn]) -> None:
+        _log.exception(
+            "the failure of %(count)s messages of '%(consumer)s' could not be recorded: "
+            "%(reason)s; they are redelivered, the first is '%(message_id)s'",
+            extra={"event": "recording_failed", **self.logged_of(turns)},
+        )
+
+    def _is_failure(self, turn: Turn, error: BaseException) -> bool:
+        """Whether what has undone a transaction is the handler's fault, and not the database's."""
+        if not isinstance(error, Exception):
+            return not self.is_stopping()
+        if turn.progress < Progress.RUNNING:
+            return False
+        if error is turn.error:
+            # Also an error that looks like a transaction that has lost: it came in every try, and
+            # may be of another database.
+            return True
+        is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
+        return not (is_ours or self.ledger.is_contention(error))
+
+
+async def _settled(driver: Driver, commands: Sequence[Any]) -> Sequence[Outcome | Exception]:
+    """As `driver.settle`, where the error of a single command stands in its place, too."""
+    try:
+        return await driver.settle(commands)
+    except UnreadableRow as error:
+        if len(commands) > 1:
+            raise
+        return [error]
+
+
+async def _written(driver: Driver, writes: Sequence[Write]) -> Sequence[Outcome | Exception]:
+    """The outcome of each write; or why that one is not stored, where that concerns it alone."""
+    if writes[0].has_rows:
+        return await driver.run(driver.calls.write_all, writes)
+    outcomes = await driver.settle([write.command for write in writes])
+    for outcome in outcomes:
+        # If one of many is locked, the others need not be repeated.
+        is_raised = isinstance(outcome, Exception) and len(writes) == 1
+        if is_raised or isinstance(outcome, StoreUnavailable):
+            raise cast(Exception, outcome)
+    return outcomes
+
+
+def _is_completed(turn: Turn) -> bool:
+    return turn.ending is not None and turn.ending.end is End.COMPLETED
+
+
+def _not_a_policy(value: Any) -> str:
+    name = getattr(value, "__name__", None)
+    if callable(value) and name is not None:
+        return f"{name} is a function; write {name}()"
+    return f"{type(value).__name__} is not a Policy; write Policy(...), or at_most_once()"
