@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from oncely.core.ids import Id, check_id, check_ids, id_text
 
 _WRITES_BITS = 24
-_BIRTH_BITS = 39
+BIRTH_BITS = 39
 
 
 class State(StrEnum):
@@ -158,7 +158,7 @@ def claim_of(record: Record, former: Record | None = None) -> Claim:
 
 def birth_of(number: int) -> int:
     """As much of `number` as a birth, and so a token, can hold."""
-    return number % (1 << _BIRTH_BITS)
+    return number % (1 << BIRTH_BITS)
 
 
 def version_of(birth: int, writes: int = 0) -> int:
@@ -166,4 +166,4 @@ def version_of(birth: int, writes: int = 0) -> int:
 
     The count of writes continues when the birth changes: no version of a record is used twice.
     """
-    return birth_of(birth) << _WRITES_BITS | writes % (1 << _WRITES_BITS)
+    return birth % (1 << BIRTH_BITS) << _WRITES_BITS | writes % (1 << _WRITES_BITS)

@@ -14,7 +14,7 @@ from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import MessageError
 from oncely.core.ids import check_fingerprint
 from oncely.core.policy import Finding, Policy
-from oncely.core.record import Key, Record, birth_of, check_key, check_keys
+from oncely.core.record import BIRTH_BITS, Key, Record, birth_of, check_key, check_keys
 from oncely.core.turn import Turn
 from oncely.engine.request import json_value
 
@@ -39,7 +39,7 @@ Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 
 def new_token() -> int:
     """A random token for one Ask and its repetitions, so that no other Ask has the same."""
-    return birth_of(CHANCE.getrandbits(64))
+    return CHANCE.getrandbits(BIRTH_BITS)
 
 
 def to_ask(
@@ -70,19 +70,19 @@ def to_ask(
 
 def ask_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> Ask:
     """The command that asks for a turn's message. Raises MessageError for what is not usable."""
-    taken = turn.taken
+    taken, drawn = turn.taken, CHANCE.getrandbits(BIRTH_BITS + _START_BITS)
     # One that was set aside and waits again is one that somebody wants to run, however old.
     sent_at = turn.sent_at if taken is None or not taken.reason else None
     return Ask(
         key,
         policy,
         lease_s,
-        new_token() if turn.token is None else birth_of(turn.token),
+        drawn >> _START_BITS if turn.token is None else turn.token,
         None if turn.fingerprint is None else check_fingerprint(turn.fingerprint),
-        _metadata(turn.metadata),
+        _metadata(turn.metadata) if turn.metadata else None,
         None,
         None,
-        CHANCE.getrandbits(_START_BITS),
+        drawn % (1 << _START_BITS),
         sent_at,
         taken is not None,
     )
@@ -91,7 +91,7 @@ def ask_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> Ask:
 def ask_again(turn: Turn, finding: Finding, doubt: Record) -> Ask:
     """The command that asks once more, with what a probe has found out about the record."""
     assert turn.command is not None  # noqa: S101 - it was asked for before.
-    token = new_token() if turn.token is None else birth_of(turn.token)
+    token = new_token() if turn.token is None else turn.token
     return turn.command._replace(token=token, finding=finding, found_at=doubt.fence)
 
 

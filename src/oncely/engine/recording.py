@@ -156,6 +156,9 @@ class Recorder:
             self._start()
 
     def _count(self, commands: Sequence[Command], results: Sequence[Outcome | Exception]) -> None:
+        if len(commands) == 1:
+            self._count_alike([commands[0].key], commands[0], results[0])
+            return
         # Writers wait for this, and most commands of a batch are alike: those are counted at once.
         pairs = zip(commands, results, strict=True)
         for _, same in groupby(pairs, _counted_as):

@@ -93,7 +93,9 @@ class Settler:
         began = time.perf_counter()
         try:
             settled = self._settle(commands, [None] * len(commands))
-            _raise_first(settled)
+            for outcome in settled:
+                if isinstance(outcome, Exception):
+                    raise outcome
         except Exception as error:
             self._show(commands, [error] * len(commands), began)
             raise
@@ -147,7 +149,10 @@ class Settler:
         """Fill in the outcomes, and return them; where it ends in an error, those that hold."""
         if not commands:
             return outcomes
-        horizons = self._believed_horizons(commands)
+        # A horizon that is not known is not read: most consumers have none, and an insert fails
+        # where that belief is wrong.
+        names = _with_horizon(commands)
+        horizons = {name: self.beliefs.horizons.get(name) for name in names} if names else {}
         locked: set[Key] = set()
         are_new = {*map(type, commands)} == {Ask}
         lost = found = 0
@@ -226,8 +231,10 @@ class Settler:
         """The keys of what is stored of a case."""
         if case.rows[0][1] is not None:
             return self._store.update(case)
+        if not horizons:
+            return self._store.insert(case)
         # What was decided without a horizon is written without one, at half the price.
-        names = {row[0].consumer for row in case.rows} & horizons.keys() if horizons else ()
+        names = {row[0].consumer for row in case.rows} & horizons.keys()
         return self._store.insert(case, {name: horizons[name] for name in names} or None)
 
     def _looked_up(
@@ -253,13 +260,6 @@ class Settler:
         horizons.clear()
         horizons |= read
         return loaded.now, there
-
-    def _believed_horizons(self, commands: Sequence[Command]) -> BelievedHorizons:
-        """The horizons that these depend on, where they do. A horizon that is not known is not
-        read: most consumers have none, and an insert fails where that belief is wrong.
-        """
-        names = _with_horizon(commands)
-        return {name: self.beliefs.horizons.get(name) for name in names} if names else {}
 
     def _read_horizons(self, commands: Sequence[Command]) -> BelievedHorizons:
         names = _with_horizon(commands)
@@ -375,12 +375,6 @@ def _locked(key: Key) -> KeysLocked:
     return KeysLocked(
         f"{key.message_id!r}: another transaction has locked this record; ask again later", {key}
     )
-
-
-def _raise_first(outcomes: Sequence[Outcome | Exception | None]) -> None:
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
 
 
 def _once_more(error: StoreUnavailable) -> StoreUnavailable:

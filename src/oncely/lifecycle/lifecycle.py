@@ -328,16 +328,17 @@ class Lifecycle:
         While the store is away this is repeated, until the leases are over. A turn whose end could
         not be stored has a `refusal`: another worker took the message over, or it is in doubt.
         """
-        self._end(turns)
-        writes = self._writes(turns)
-        is_done = any(_is_completed(turn) for turn, _ in writes)
+        plain: list[tuple[Turn, Write]] = []
+        with_rows: list[tuple[Turn, Write]] = []
+        is_done = False
+        for pair in self._writes(turns):
+            (with_rows if pair[1].has_rows else plain).append(pair)
+            is_done = is_done or _is_completed(pair[0])
         if is_done:
             reached("before_completed")
-        plain = [pair for pair in writes if not pair[1].has_rows]
-        with_rows = [pair for pair in writes if pair[1].has_rows]
-        for each in (plain, with_rows):
-            if each:
-                await self._store(driver, each)
+        for pairs in (plain, with_rows):
+            if pairs:
+                await self._store(driver, pairs)
         if is_done:
             reached("after_completed")
 
@@ -345,9 +346,8 @@ class Lifecycle:
         """Store in the transaction of `driver` how the handlers of these have ended, none of which
         has failed. Raises EndedError where the transaction has lost a claim.
         """
-        self._end(turns)
         reached("before_completed")
-        writes = [self._write(turn) for turn in turns if turn.claim is not None]
+        writes = [write for _, write in self._writes(turns)]
         outcomes = await driver.run(driver.calls.write_all, writes)
         if any(isinstance(outcome, Fenced) for outcome in outcomes):
             raise EndedError("the transaction has lost a claim inside the block")
@@ -371,18 +371,25 @@ class Lifecycle:
         if writes := self._writes(running):
             await self._store(driver, writes)
 
-    def _end(self, turns: Sequence[Turn]) -> None:
-        for turn in turns:
-            if turn.ending is None:
-                turn.ended(self.policy, is_stopping=self.is_stopping())
-
     def _writes(self, turns: Sequence[Turn]) -> list[tuple[Turn, Write]]:
-        """What is stored of each end. Claims of which nothing is stored are left to run out."""
-        held = [turn for turn in turns if turn.claim and turn.state is TurnState.ENDED]
-        left = [turn for turn in held if cast(Ending, turn.ending).end is End.LEFT]
+        """End these, as far as they have not ended yet: what is stored of each. Claims of which
+        nothing is stored are left to run out.
+        """
+        writes, left = [], []
+        for turn in turns:
+            ending = turn.ending
+            if ending is None:
+                is_stopping = turn.error is not None and self.is_stopping()
+                ending = turn.ended(self.policy, is_stopping=is_stopping)
+            if turn.claim is None or turn.state is TurnState.STORED:
+                continue
+            if ending.end is End.LEFT:
+                left.append(turn.claim)
+            else:
+                writes.append((turn, self._write(turn, turn.claim, ending)))
         if left:
-            self.let_go(left)
-        return [(turn, self._write(turn)) for turn in held if turn not in left]
+            self.heartbeat.let_go_many(left)
+        return writes
 
     async def _store(self, driver: Driver, pairs: Sequence[tuple[Turn, Write]]) -> None:
         turns, writes = zip(*pairs, strict=True)
@@ -428,7 +435,8 @@ class Lifecycle:
                 turn.fenced()
             else:
                 turn.stored()
-                self._note_removed(turn)
+                if turn.queued is not None:
+                    self._note_removed(turn)
         return left
 
     def let_go(self, turns: Sequence[Turn]) -> Sequence[Claim]:
@@ -449,10 +457,11 @@ class Lifecycle:
             # So would the end of each later message be.
             raise error
 
-    def _write(self, turn: Turn) -> Write:
+    def _write(self, turn: Turn, claim: Claim, ending: Ending) -> Write:
         """What is stored of a turn's end: its command, and what is kept and removed with it."""
-        ending, claim = cast(Ending, turn.ending), cast(Claim, turn.claim)
-        removed = self._rows_in_queue([turn]) if self._is_removed(turn) else ()
+        removed: Sequence[WaitingMessage] = ()
+        if turn.queued is not None and self._is_removed(turn):
+            removed = self._rows_in_queue([turn])
         if ending.end is End.COMPLETED:
             sent = turn.sent()
             is_completed = self.completes and not sent
