@@ -16,7 +16,7 @@ from oncely.core.waiting import WaitingMessage, lane_in
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import SqlConnection
-from oncely.stores.sql.record_rows import by_index, split_columns
+from oncely.stores.sql.record_rows import split_columns
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Backlog, Listing, PutBack
 
@@ -107,7 +107,7 @@ def waiting(at: ConnectedTables[SqlConnection], keys: Collection[Key]) -> list[W
     statement = f"SELECT {_columns(at)} {at.dialect.of_keys(at.dialect.waiting_name)}"
     found = [
         _message(at, row)
-        for batch in batches(by_index(keys))
+        for batch in batches(sorted(keys))
         for row in at.run(statement, at.dialect.key_values(batch)).fetchall()
     ]
     return sorted(found, key=_number)
@@ -191,7 +191,7 @@ def _numbers_of(at: ConnectedTables[SqlConnection], parents: Collection[Key]) ->
     statement = f"SELECT d.id {at.dialect.of_keys(at.dialect.waiting_name)}"
     return [
         number
-        for batch in batches(by_index(parents))
+        for batch in batches(sorted(parents))
         for [number] in at.run(statement, at.dialect.key_values(batch)).fetchall()
     ]
 
