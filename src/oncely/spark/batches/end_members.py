@@ -11,7 +11,6 @@ from functools import partial
 from pyarrow import RecordBatch
 
 from oncely.core.control import Unrecoverable
-from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.core.verdicts import Phase
 from oncely.engine.asking import to_ask
@@ -21,7 +20,7 @@ from oncely.lifecycle.handling import Handling
 from oncely.lifecycle.keeping import Keeping
 from oncely.lifecycle.turn import Asked, Turn
 from oncely.spark.modes.steady import patiently
-from oncely.spark.sink.message_rows import Row, numbered, read_chunks
+from oncely.spark.sink.message_rows import numbered, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
 
 _AT_ONCE = "1ms"
@@ -45,8 +44,13 @@ def end_members(
     handling = replace(handling, keeping=Keeping(options.consumer))
     ended = 0
     for rows in read_chunks(numbered(batches), lambda: options.chunk):
-        ordered = sorted(rows, key=lambda row: row.id)
-        _end(handling, [_turn(row, options.consumer, policy, token) for row in ordered], error)
+        turns = []
+        for row in sorted(rows, key=lambda row: row.id):
+            turn = Turn(Asked(row.id, message=row.message(None)))
+            turn.key = Key(options.consumer, row.id)
+            turn.command = to_ask(turn.key, "none", policy, token=token)
+            turns.append(turn)
+        _end(handling, turns, error)
         ended += len(rows)
     return ended
 
@@ -62,13 +66,6 @@ def _end(handling: Handling, turns: Sequence[Turn], error: str | None) -> None:
     for turn in granted:
         if turn.refusal is not None:
             raise turn.refusal
-
-
-def _turn(row: Row, consumer: str, policy: Policy, token: int) -> Turn:
-    turn = Turn(Asked(row.id, message=row.message(None)))
-    turn.key = Key(consumer, row.id)
-    turn.command = to_ask(turn.key, "none", policy, token=token)
-    return turn
 
 
 def doubt_members(

@@ -316,13 +316,6 @@ class Dialect(ABC):
                 self.run(connection, raised, {"consumer": consumer, "value": horizon})
         return len(found), str(found[-1].id) if found else after
 
-    def has_beside(self, link: SqlConnection) -> tuple[bool, bool]:
-        """Whether there are any waiting messages, and any steps."""
-        tables = (self.waiting_name, self.steps_name)
-        asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
-        some_wait, some_steps = self.run(link, f"SELECT {asked}").fetchone()
-        return bool(some_wait), bool(some_steps)
-
     def remove_steps(self, link: SqlConnection, keys: Sequence[Key]) -> None:
         """Remove the steps of one of `batches` of messages."""
         self.run(link, self.removal(self.steps_name), self.key_values(sorted(keys)))

@@ -70,7 +70,10 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
 
     def table(its_name: str, columns: Sequence[Column[Any]], **options: Any) -> Table:
         options |= {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
-        checks = _times_only(columns) if dialect == "sqlite" else []
+        # So that nobody writes times as text or infinity. Only SQLite, in which any value may stand
+        # in any column, needs that; whole numbers have no constraints, for their price.
+        times = [c.name for c in columns if isinstance(c.type, Float) and dialect == "sqlite"]
+        checks = [CheckConstraint(f"{name} BETWEEN -1e15 AND 1e15") for name in times]
         return Table(quoted_name(its_name, quote=True), metadata, *columns, *checks, **options)
 
     def beside(purpose: str, columns: Sequence[Column[Any]], **options: Any) -> Table:
@@ -84,20 +87,16 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
     # A number is never used twice: a late write must not hit another message.
     columns = _waiting_columns(id_type, digest, dialect)
     waiting = beside("waiting", columns, sqlite_autoincrement=True)
-    _index_waiting(waiting, name)
+    c = waiting.c
+    key = UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
+    waiting.append_constraint(key)
+    Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
+    Index(name.index_of_waiting("lanes"), c.queue, c.set_aside, c.lane, c.id)
     return SqlTables(
         records,
         waiting,
         **{name: beside(name, columns) for name, columns in _other_columns(id_type).items()},
     )
-
-
-def _times_only(columns: Sequence[Column[Any]]) -> list[CheckConstraint]:
-    """Constraints, so that nobody writes times as text or infinity. Only SQLite, in which any value
-    may stand in any column, needs them; whole numbers have none, for their price.
-    """
-    times = [each.name for each in columns if isinstance(each.type, Float)]
-    return [CheckConstraint(f"{name} BETWEEN -1e15 AND 1e15") for name in times]
 
 
 def _numbers(dialect: str) -> list[Identity]:
@@ -177,15 +176,6 @@ def _waiting_columns(id_type: String, digest: String, dialect: str) -> list[Colu
         Column("reason", LONG_TEXT),
         Column("set_aside", Boolean, nullable=False, server_default=false()),
     ]
-
-
-def _index_waiting(table: Table, name: TableName) -> None:
-    c = table.c
-    table.append_constraint(
-        UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
-    )
-    Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
-    Index(name.index_of_waiting("lanes"), c.queue, c.set_aside, c.lane, c.id)
 
 
 def _other_columns(id_type: String) -> dict[str, list[Column[Any]]]:

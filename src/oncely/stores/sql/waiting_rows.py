@@ -127,7 +127,15 @@ def take(
     counts: bool = False,
 ) -> list[WaitingMessage]:
     """As Inside says."""
-    among = None if parents is None else _numbers_of(at, parents)
+    among: list[int] | None = None
+    if parents is not None:
+        # A separate query: joined to the other conditions, planners may begin with those.
+        of_these = f"SELECT d.id {at.dialect.of_keys(at.dialect.waiting_name)}"
+        among = [
+            number
+            for batch in batches(sorted(parents))
+            for [number] in at.run(of_these, at.dialect.key_values(batch)).fetchall()
+        ]
     first = "id" if one_per_lane else "held_until"
     taken: list[WaitingMessage] = []
     is_portion = True
@@ -184,16 +192,6 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
         # Others free these at the same time.
         values["held_until"], last = due[-1]
         beyond = f" AND {dialect.after_in_order.format('%(held_until)s', last)}"
-
-
-def _numbers_of(at: ConnectedTables[SqlConnection], parents: Collection[Key]) -> list[int]:
-    # A separate query: joined to the other conditions, planners may begin with those.
-    statement = f"SELECT d.id {at.dialect.of_keys(at.dialect.waiting_name)}"
-    return [
-        number
-        for batch in batches(sorted(parents))
-        for [number] in at.run(statement, at.dialect.key_values(batch)).fetchall()
-    ]
 
 
 def _choose(
