@@ -77,22 +77,19 @@ def hidden(url: str, location: str) -> Iterator[None]:
 def read_secret(value: str, what: str) -> str:
     """`value`, or what env:NAME or file:PATH stands for. Raises ConfigError."""
     kind, _, name = value.partition(":")
+    secret = value
     if kind == "env":
         if name not in os.environ:
             raise ConfigError(f"{what}: the environment variable {name} is not set")
-        return _present(os.environ[name], value, what)
-    if kind == "file":
+        secret = os.environ[name]
+    elif kind == "file":
         try:
-            return _present(Path(name).read_text().strip(), value, what)
+            secret = Path(name).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigError(f"{what}: {name!r} cannot be read: {reason}") from error
-    return value
-
-
-def _present(secret: str, location: str, what: str) -> str:
-    if not secret:
-        raise ConfigError(f"{what}: {location!r} is empty")
+    if not secret and value:
+        raise ConfigError(f"{what}: {value!r} is empty")
     return secret
 
 

@@ -198,19 +198,15 @@ class Metrics:
         for result in results:
             if isinstance(result, Granted) and result.claim.takes_over:
                 self._takeovers.labels(result.claim.key.consumer).inc()
+        # How messages have ended, where this was their end.
         for command, result in zip(commands, results, strict=True):
-            if isinstance(result, Written) and not result.is_repeated:
-                self._written(command)
-
-    def _written(self, command: Command) -> None:
-        """Count how a message has ended, if this was its end."""
-        consumer = command.key.consumer
-        match command:
-            case Complete() | Finish():
-                self._completed.labels(consumer).inc()
-            case Fail(final=final):
-                self._failed.labels(consumer).inc()
-                self._exhausted.labels(consumer).inc(int(final))
+            consumer = command.key.consumer
+            match command, result:
+                case Complete() | Finish(), Written(is_repeated=False):
+                    self._completed.labels(consumer).inc()
+                case Fail(final=final), Written(is_repeated=False):
+                    self._failed.labels(consumer).inc()
+                    self._exhausted.labels(consumer).inc(int(final))
 
     @harmless
     def untracked(self, consumer: str) -> None:
@@ -281,7 +277,11 @@ class LedgerGauges:
             records.add_metric([consumer, state.value], tally.count)
             if state is State.PROCESSING:
                 in_doubt.add_metric([consumer], tally.lease_over)
-                age.add_metric([consumer], self._age_s(consumer, now) if tally.lease_over else 0)
+                over = tally.lease_over and self._ledger.scan(
+                    consumer, state, limit=1, lease_over=True
+                )
+                ages_s = (now - record.last_seen for record in over or ())
+                age.add_metric([consumer], max(ages_s, default=0))
         return [records, in_doubt, age]
 
     def _waiting(self) -> list[Metric]:
@@ -295,10 +295,6 @@ class LedgerGauges:
         ]
         retries = _by_name(_RETRIES, "consumer", consumer_of, backlogs)
         return [*deferred, *retries, *_by_name(_QUEUES, "queue", name_of_queue, backlogs)]
-
-    def _age_s(self, consumer: str, now: float) -> float:
-        doubtful = self._ledger.scan(consumer, State.PROCESSING, limit=1, lease_over=True)
-        return max((now - record.last_seen for record in doubtful), default=0.0)
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

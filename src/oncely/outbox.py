@@ -352,7 +352,14 @@ class _Sending:
         while heads:
             destination = next(iter(heads.values())).destination
             try:
-                self._publish_heads(heads)
+                refused = self._publish(list(heads.values()))
+                for index, (lane, head) in enumerate(heads.items()):
+                    if mended := self._relay._failing.pop(head.destination, None):
+                        mended[1].over()
+                    if index in refused:
+                        self._batch.refuse(lane, self._refusal(head, *refused[index]))
+                    else:
+                        self._batch.confirm(lane)
                 taking.add(destination)
             except TransportError as error:
                 failing[destination] = self._batch.put_apart(destination), error
@@ -367,16 +374,6 @@ class _Sending:
                 self._batch.take_in(apart)
         if failing and not is_there:
             raise next(reversed(failing.values()))[1]
-
-    def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
-        refused = self._publish(list(heads.values()))
-        for index, (lane, head) in enumerate(heads.items()):
-            if failing := self._relay._failing.pop(head.destination, None):
-                failing[1].over()
-            if index in refused:
-                self._batch.refuse(lane, self._refusal(head, *refused[index]))
-            else:
-                self._batch.confirm(lane)
 
     def _leave(self, messages: Sequence[WaitingMessage], error: TransportError) -> None:
         """Put these back: their destination fails, while others do not."""

@@ -56,7 +56,10 @@ def upsert(
     given = [rows] if isinstance(rows, Mapping) else list(rows)
     if not given:
         return
-    columns, keys = _columns_of(given), _names(key)
+    columns, keys = list(given[0]), _names(key)
+    for row in given:
+        if row.keys() != given[0].keys():
+            raise ConfigError(f"upsert: one row has the columns {columns}, another {list(row)}")
     renewed = [name for name in columns if name not in keys] if update is None else _names(update)
     check_columns(target, columns, keys, renewed, sequence_by)
     for name in [*keys, sequence_by] if sequence_by else keys:
@@ -94,15 +97,6 @@ def _names(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _columns_of(rows: Sequence[Row]) -> list[str]:
-    """The columns of the first row, which must be those of all."""
-    first = list(rows[0])
-    for row in rows:
-        if row.keys() != rows[0].keys():
-            raise ConfigError(f"upsert: one row has the columns {first}, another {list(row)}")
-    return first
-
-
 def check_columns(
     table: Table,
     columns: Sequence[str],
@@ -116,7 +110,11 @@ def check_columns(
             raise ConfigError(f"upsert: the table {table.name} has no column {name!r}")
     if missing := [name for name in key if name not in columns]:
         raise ConfigError(f"upsert: the rows lack {missing} of the key")
-    if not _is_unique(table, key):
+    # MariaDB and MySQL would not report that, and would insert the row once more.
+    kinds = PrimaryKeyConstraint | UniqueConstraint
+    unique = [each.columns for each in table.constraints if isinstance(each, kinds)]
+    unique += [index.columns for index in table.indexes if index.unique]
+    if not key or {*key} not in [{column.key for column in columns} for columns in unique]:
         raise ConfigError(
             f"upsert: {list(key)} is neither the primary key nor a unique constraint "
             f"of the table {table.name}, as it is declared"
@@ -126,18 +124,6 @@ def check_columns(
             f"upsert: sequence_by={sequence_by!r} is not a column that is updated;"
             f" name one of {', '.join(update)}"
         )
-
-
-def _is_unique(table: Table, key: Sequence[str]) -> bool:
-    # MariaDB and MySQL would not report that, and would insert the row once more.
-    constraints = [
-        constraint.columns
-        for constraint in table.constraints
-        if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint)
-    ]
-    indexes = [index.columns for index in table.indexes if index.unique]
-    names = [{column.key for column in columns} for columns in (*constraints, *indexes)]
-    return bool(key) and set(key) in names
 
 
 def _statement(

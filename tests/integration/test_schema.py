@@ -113,21 +113,6 @@ def test_older_schema(url: str, key: Key) -> None:
         check_usable(ledger, key)
 
 
-def test_former_index_of_lanes(url: str, key: Key) -> None:
-    """A ledger of the migration before has its index of lanes replaced."""
-    kind = url.partition(":")[0].partition("+")[0]
-    of_table = " ON waiting_messages" if kind == "mysql" else ""
-    with opened(url) as ledger, opened(url, table="other") as other:
-        for each in (ledger, other):
-            each.migrate()
-        _run(url, f"DROP INDEX waiting_messages_lanes{of_table};")
-        _run(url, "CREATE INDEX waiting_messages_lane ON waiting_messages (lane, set_aside, id);")
-        _run(url, "UPDATE processed_messages_version SET version_num = '0006';")
-        ledger.migrate()
-        assert _shape(url, "waiting_messages") == _shape(url, "other_waiting")
-        check_usable(ledger, key)
-
-
 def test_migration_that_was_cut_off(url: str, key: Key) -> None:
     """Where the tables are there already, or one of them, migrate makes what is missing."""
     with opened(url) as ledger:

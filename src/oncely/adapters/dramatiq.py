@@ -65,7 +65,7 @@ class OnceMiddleware(Middleware):
         self._under: Callable[[Actor[Any, Any]], Lifecycle] = lambda actor: under(
             actor.actor_name, actor.options.get("once", policy)
         )
-        self._key_of = key or _message_id
+        self._key_of = key
         self._message: ContextVar[MessageProxy | None] = ContextVar("message", default=None)
 
     @property
@@ -132,8 +132,9 @@ class OnceMiddleware(Middleware):
             self._message.set(None)
             if message is None:
                 return call()
-            turn = Turn(id_of_key(self._key_of(message)))
-            if self._key_of is not _message_id:
+            turn = Turn(id_of_key(message.message_id))
+            if self._key_of is not None:
+                turn.message_id = id_of_key(self._key_of(message))
                 turn.metadata = {"message_id": message.message_id}
             turn.serializer = serializer_of(actor)
             options = {**actor.options, **message.options}
@@ -203,7 +204,3 @@ def _skipped(message: MessageProxy) -> SkipMessage:
     # Results would store None as the result of a skipped message.
     message.options["store_results"] = False
     return SkipMessage("a duplicate, or sent again")
-
-
-def _message_id(message: MessageProxy) -> str | None:
-    return message.message_id

@@ -1,6 +1,6 @@
 """A middleware for FastStream that handles each message once."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -98,11 +98,17 @@ class _OneMessage(BaseMiddleware[Any, Any]):
         subscriber = self.context.get_local("handler_")
         [first, *_] = subscriber.calls
         if self._source is not None:
-            _check_awaited(subscriber.calls)
+            for each in subscriber.calls:
+                handler = unwrap(each.handler._original_call)
+                if not is_async(handler):
+                    raise ConfigError(
+                        f"transaction: {name_of(handler)} is not async, and its session is; "
+                        "write it with `async def`"
+                    )
         lifecycle = self._lifecycle_of(first.name)
-        turn = self._turn(msg)
         serializer = lifecycle.serializer_of(unwrap(first.handler._original_call))
         while True:
+            turn = self._turn(msg)
             turn.serializer = serializer
             attempt = Attempt("faststream", lifecycle, turn, self._source, is_followed=True)
             delay = await self._attempted(attempt, call_next, msg, lifecycle.policy)
@@ -170,17 +176,15 @@ class _OneMessage(BaseMiddleware[Any, Any]):
             fingerprint = fingerprint_of(message.body)
         except Exception as error:
             raise _rejected(_message_id(message), describe(error)) from error
-        return Turn(message_id, fingerprint, _as_ours(message_id, message))
-
-
-def _check_awaited(calls: Iterable[Any]) -> None:
-    for call in calls:
-        handler = unwrap(call.handler._original_call)
-        if not is_async(handler):
-            raise ConfigError(
-                f"transaction: {name_of(handler)} is not async, and its session is; "
-                "write it with `async def`"
-            )
+        sent_at = getattr(message.raw_message, "timestamp", None)
+        as_ours = Message(
+            message_id or "",
+            message.body,
+            headers={name: str(value) for name, value in message.headers.items()},
+            time=sent_at if isinstance(sent_at, datetime) else None,
+            content_type=message.content_type or "application/octet-stream",
+        )
+        return Turn(message_id, fingerprint, as_ours)
 
 
 async def _wait(delay_s: float, subscriber: Any) -> None:
@@ -200,15 +204,3 @@ def _rejected(message_id: str | None, reason: str) -> RejectMessage:
 def _message_id(message: StreamMessage[Any]) -> str | None:
     # FastStream's own property invents an id if the message has none.
     return getattr(message.raw_message, "message_id", None)
-
-
-def _as_ours(message_id: str | None, message: StreamMessage[Any]) -> Message:
-    sent_at = getattr(message.raw_message, "timestamp", None)
-    headers: Mapping[str, Any] = message.headers
-    return Message(
-        message_id or "",
-        message.body,
-        headers={name: str(value) for name, value in headers.items()},
-        time=sent_at if isinstance(sent_at, datetime) else None,
-        content_type=message.content_type or "application/octet-stream",
-    )

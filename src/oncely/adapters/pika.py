@@ -52,7 +52,8 @@ def once_callback(
     check_ledger(lifecycle.ledger)
     if transaction is not None:
         check_transaction(transaction, handler, ledger)
-    return _Callback(lifecycle, handler, key or _message_id, transaction)
+    key_of = key or (lambda properties, _: properties.message_id)
+    return _Callback(lifecycle, handler, key_of, transaction)
 
 
 class _Callback:
@@ -79,8 +80,12 @@ class _Callback:
                 channel.basic_ack(method.delivery_tag)
             case Delay(delay_s):
                 # Not requeued: it would be redelivered at once, and be counted by quorum queues.
+                connection = channel.connection
+                # A BlockingConnection has timers itself; the other connections use their event
+                # loop's.
+                is_blocking = hasattr(connection, "call_later")
                 again = partial(self._again, channel, method, properties, body)
-                _later(channel.connection, delay_s, again)
+                (connection if is_blocking else connection.ioloop).call_later(delay_s, again)
             case DeadLetter(reason):
                 log_rejected(message.id, reason)
                 channel.basic_reject(method.delivery_tag, requeue=False)
@@ -102,13 +107,3 @@ class _Callback:
                 return verdict
             attempt.log_failure(error)
         return attempt.own_verdict
-
-
-def _later(connection: Any, delay_s: float, callback: Callable[[], None]) -> None:
-    # A BlockingConnection has timers itself; the other connections use their event loop's.
-    timers = connection if hasattr(connection, "call_later") else connection.ioloop
-    timers.call_later(delay_s, callback)
-
-
-def _message_id(properties: BasicProperties, _: bytes) -> str | None:
-    return properties.message_id

@@ -43,13 +43,6 @@ SCHEMA = pa.schema(
         pa.field("result", pa.string()),
     ]
 )
-SPARK_SCHEMA = (
-    "message_id STRING, status STRING, attempts LONG, fence LONG, version LONG, "
-    "first_seen TIMESTAMP, last_seen TIMESTAMP, exhausted BOOLEAN, duplicates LONG, "
-    "fingerprint STRING, metadata STRING, result STRING, "
-    "consumer STRING, date DATE, bucket INT"
-)
-"""The same for Spark, which would take a consumer named 007 for a number."""
 
 _AS_THEY_ARE = ("attempts", "fence", "version", "exhausted", "duplicates", "fingerprint")
 """The fields of a record that are columns without any change."""

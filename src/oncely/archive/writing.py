@@ -182,21 +182,17 @@ def _write_file(archive: ArchiveFolder, folder: str, records: Sequence[Record]) 
         pq.write_table(table, stream, row_group_size=_ROW_GROUP, compression="zstd")
     _sync(archive, {Path(aside)})
     reached("archive_written")
-    _verify(archive.files, aside, table)
+    try:
+        with archive.files.open_input_file(aside) as stream:
+            is_same = pq.ParquetFile(stream).read().equals(table)
+    except (pa.ArrowException, OSError) as error:
+        raise OncelyError(f"archive: {aside} cannot be read back: {error}") from error
+    if not is_same:
+        raise OncelyError(f"archive: {aside} does not read back as it was written")
     # The same records have the same name: written once more after a crash, they replace themselves.
     lines = "\n".join(f"{record.version} {record.key.message_id}" for record in records)
     digest = sha256(lines.encode()).hexdigest()[:32]
     archive.files.move(aside, f"{folder}/part-{digest}.parquet")
-
-
-def _verify(files: fs.FileSystem, path: str, table: pa.Table) -> None:
-    try:
-        with files.open_input_file(path) as stream:
-            is_same = pq.ParquetFile(stream).read().equals(table)
-    except (pa.ArrowException, OSError) as error:
-        raise OncelyError(f"archive: {path} cannot be read back: {error}") from error
-    if not is_same:
-        raise OncelyError(f"archive: {path} does not read back as it was written")
 
 
 def _sync(archive: ArchiveFolder, paths: Set[Path]) -> None:

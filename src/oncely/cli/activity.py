@@ -1,29 +1,15 @@
 """`oncely activity`, `workers`, `runs` and `audit`: what went on, and who changed what."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
-from oncely.cli.tables import (
-    Cell,
-    ago,
-    aligned,
-    cut,
-    folded,
-    loud,
-    put_found,
-    table_of,
-    unbroken,
-    words,
-)
+from oncely.cli.tables import ago, aligned, cut, folded, loud, put_found, unbroken, words
 from oncely.cli.terminal import put_json
 from oncely.core.shown import moment, span
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from oncely.core.activity import AuditEntry, Run
     from oncely.ledger import Ledger
 
 
@@ -35,9 +21,24 @@ def activity(ledger: "Ledger", as_json: bool) -> None:
     found = ops.activity(ledger)
     if as_json:
         put_json(found.as_dict())
-    else:
-        table = _rates_table({"hour": found.hour, "day": found.day})
-        put_found(table, "no activity in the last day")
+        return
+    failed = ("failed\nattempts", "failed\npermanently")
+    counts = ("handled", "duplicates", *failed, "in\ndoubt", "p50", "p95", "attempts")
+    put_found(
+        (folded("consumer"), "last", *map(aligned, counts)),
+        (
+            (
+                *(consumer, name, rates.handled, rates.duplicates),
+                *(rates.failed, rates.exhausted, rates.in_doubt),
+                *(None if s is None else f"{s:g} s" for s in (rates.p50_s, rates.p95_s)),
+                None if rates.attempts is None else f"{rates.attempts:.2f}",
+            )
+            for consumer in found.day
+            for name, times in (("hour", found.hour), ("day", found.day))
+            if (rates := times.get(consumer)) is not None
+        ),
+        "no activity in the last day",
+    )
 
 
 @options.command("workers", "oncely workers")
@@ -48,8 +49,21 @@ def workers(ledger: "Ledger", as_json: bool) -> None:
     found, now = ops.workers(ledger), ledger.now()
     if as_json:
         put_json({"workers": [each.as_dict() for each in found]})
-    else:
-        put_found(_workers_table(found, now), "no workers")
+        return
+    texts = ("kind", folded("consumer"), folded("host"))
+    ages = (aligned("started"), aligned("last seen"))
+    put_found(
+        (*texts, aligned("pid"), aligned("claims"), *ages, "version", ""),
+        (
+            (
+                *(each.kind, each.consumer, each.host, str(each.pid), each.claims),
+                *(ago(each.started, now), ago(each.seen, now), each.version),
+                loud("" if is_alive else "silent", "dead"),
+            )
+            for each, is_alive in found
+        ),
+        "no workers",
+    )
 
 
 @options.command("runs", "oncely runs --limit 10")
@@ -61,8 +75,19 @@ def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
     found, now = ops.runs(ledger, limit), ledger.now()
     if as_json:
         put_json({"runs": [run._asdict() for run in found]})
-    else:
-        put_found(_runs_table(found, now), "no runs")
+        return
+    put_found(
+        (folded("name"), folded("consumer"), unbroken("began"), aligned("took"), "totals"),
+        (
+            (
+                *(run.name, run.consumer, moment(run.began, now)),
+                None if run.ended is None else span(run.ended - run.began),
+                cut(run.error or _totals_in_words(run.totals) or None),
+            )
+            for run in found
+        ),
+        "no runs",
+    )
 
 
 @options.command("audit", "oncely audit --limit 20")
@@ -75,58 +100,20 @@ def audit(ledger: "Ledger", limit: int, before: int | None, as_json: bool) -> No
     found, now = ops.audit(ledger, limit, before), ledger.now()
     if as_json:
         put_json({"audit": [entry._asdict() for entry in found]})
-    else:
-        put_found(_audit_table(found, now), "nobody has changed anything")
-
-
-def _rates_table(times: Mapping[str, Mapping[str, "ops.Rates"]]) -> "Table":
-    failed = ("failed\nattempts", "failed\npermanently")
-    counts = ("handled", "duplicates", *failed, "in\ndoubt", "p50", "p95", "attempts")
-    return table_of(
-        (folded("consumer"), "last", *map(aligned, counts)),
-        (
-            (consumer, name, *_rate_cells(found[consumer]))
-            for consumer in times["day"]
-            for name, found in times.items()
-            if consumer in found
-        ),
-    )
-
-
-def _rate_cells(rates: "ops.Rates") -> Iterator[Cell]:
-    yield from (rates.handled, rates.duplicates, rates.failed, rates.exhausted, rates.in_doubt)
-    for seconds in (rates.p50_s, rates.p95_s):
-        yield None if seconds is None else f"{seconds:g} s"
-    yield None if rates.attempts is None else f"{rates.attempts:.2f}"
-
-
-def _workers_table(found: Sequence["ops.SeenWorker"], now: float) -> "Table":
-    texts = ("kind", folded("consumer"), folded("host"))
-    ages = (aligned("started"), aligned("last seen"))
-    return table_of(
-        (*texts, aligned("pid"), aligned("claims"), *ages, "version", ""),
+        return
+    texts = (unbroken("when"), folded("by"), "action", folded("consumer"))
+    counts = (folded("message id"), aligned("changed"), aligned("refused"))
+    put_found(
+        (aligned("id"), *texts, *counts, "why"),
         (
             (
-                *(each.kind, each.consumer, each.host, str(each.pid), each.claims),
-                *(ago(each.started, now), ago(each.seen, now), each.version),
-                loud("" if is_alive else "silent", "dead"),
+                *(str(entry.id), ago(entry.at, now), entry.by, words(entry.action)),
+                *(entry.consumer, entry.message_id, entry.changed_in_words(), entry.refused),
+                cut(entry.why or None),
             )
-            for each, is_alive in found
+            for entry in found
         ),
-    )
-
-
-def _runs_table(found: Sequence["Run"], now: float) -> "Table":
-    return table_of(
-        (folded("name"), folded("consumer"), unbroken("began"), aligned("took"), "totals"),
-        (
-            (
-                *(run.name, run.consumer, moment(run.began, now)),
-                None if run.ended is None else span(run.ended - run.began),
-                cut(run.error or _totals_in_words(run.totals) or None),
-            )
-            for run in found
-        ),
+        "nobody has changed anything",
     )
 
 
@@ -138,19 +125,3 @@ def _totals_in_words(totals: Mapping[str, Any]) -> str:
         if name != "seconds"
     }
     return ", ".join(f"{words(name)} {count:,}" for name, count in counted.items() if count)
-
-
-def _audit_table(found: Sequence["AuditEntry"], now: float) -> "Table":
-    texts = (unbroken("when"), folded("by"), "action", folded("consumer"))
-    counts = (folded("message id"), aligned("changed"), aligned("refused"))
-    return table_of(
-        (aligned("id"), *texts, *counts, "why"),
-        (
-            (
-                *(str(entry.id), ago(entry.at, now), entry.by, words(entry.action)),
-                *(entry.consumer, entry.message_id, entry.changed_in_words(), entry.refused),
-                cut(entry.why or None),
-            )
-            for entry in found
-        ),
-    )

@@ -87,7 +87,10 @@ def _change(
             say(f"only the first {limit:,}; more records match, see --limit")
     if not records:
         say("no matching records")
-    if len(records) > 1 and not yes and not _agreed(verb, records):
+    names = sorted({record.key.consumer for record in records})
+    whose = ", ".join(names) if len(names) <= _NAMED else f"{len(names):,} consumers"
+    many = len(records) > 1 and not yes
+    if many and not agreed(f"{verb} {len(records):,} records of {whose}"):
         if as_json:
             put_json(_as_dict(ops.Changed([], [], "", ""), done))
         return 1
@@ -104,12 +107,6 @@ def _check_chosen(verb: str, message_id: str | None, filters: "ops.Selection") -
         raise ConfigError(
             f"{verb}: name an ID, or filters such as --consumer billing --state failed"
         )
-
-
-def _agreed(verb: str, records: "Sequence[Record]") -> bool:
-    consumers = sorted({record.key.consumer for record in records})
-    names = ", ".join(consumers) if len(consumers) <= _NAMED else f"{len(consumers):,} consumers"
-    return agreed(f"{verb} {len(records):,} records of {names}")
 
 
 @options.command("settle", "oncely settle order-17 --happened --why 'it is on the bill'")

@@ -113,12 +113,9 @@ def _in_words(error: click.UsageError, path: str) -> str:
         case _:
             text = error.format_message().rstrip(".")
             text = text[:1].lower() + text[1:]
-    return f"{text}{_meant(error)}; see: {path} --help"
-
-
-def _meant(error: click.UsageError) -> str:
-    """The nearest command or option that there is; but not one that the help does not show."""
+    # The nearest command or option that there is; but not one that the help does not show.
     close = getattr(error, "possibilities", None) or []
     params = [] if error.ctx is None else error.ctx.command.params
     hidden = {name for each in params if getattr(each, "hidden", False) for name in each.opts}
-    return next((f"; did you mean: {each}" for each in close if each not in hidden), "")
+    meant = next((f"; did you mean: {each}" for each in close if each not in hidden), "")
+    return f"{text}{meant}; see: {path} --help"

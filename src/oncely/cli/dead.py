@@ -29,7 +29,6 @@ from oncely.cli.tables import (
     more_than,
     put,
     put_found,
-    table_of,
     unbroken,
 )
 from oncely.cli.terminal import agreed, put_json, say, tell_changed
@@ -37,8 +36,6 @@ from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.shown import moment
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from oncely.core.message import Message
     from oncely.core.waiting import DeadLetter
     from oncely.ledger import Ledger
@@ -105,9 +102,24 @@ def list_letters(
     if as_json:
         letters = [ops.letter_as_dict(letter) for letter in found.letters]
         put_json({"dead_letters": letters, "more": found.more})
-    else:
-        table = _letters_table(found.letters, ledger.now())
-        put_found(table, "no dead letters", more_than(limit, more=found.more))
+        return
+    now = ledger.now()
+    texts = (folded("consumer"), folded("message id"), folded("type"))
+    ages = map(unbroken, ("first seen", "last seen"))
+    put_found(
+        (aligned("id"), *texts, aligned("attempts"), *ages, "reason"),
+        (
+            (
+                *(str(each.id), each.key.consumer, _message_id(each)),
+                *(each.message.type, each.attempts),
+                *(ago(each.first_seen, now), ago(each.last_seen, now)),
+                cut(mask_passwords(each.reason)),
+            )
+            for each in found.letters
+        ),
+        "no dead letters",
+        more_than(limit, more=found.more),
+    )
 
 
 @options.command("groups", "oncely dead groups --consumer billing", dead)
@@ -120,10 +132,21 @@ def list_groups(ledger: "Ledger", consumer: str | None, limit: int, as_json: boo
     if as_json:
         groups = [asdict(group) for group in found.groups]
         put_json({"groups": groups, "looked_at": found.looked_at, "more": found.more})
-    else:
-        looked_at = f"of the first {found.looked_at:,}; there are more, see --limit"
-        more = looked_at if found.more else None
-        put_found(_groups_table(found.groups, ledger.now()), "no dead letters", more)
+        return
+    now, looked_at = ledger.now(), f"of the first {found.looked_at:,}; there are more, see --limit"
+    counts, ages = map(aligned, ("count", "sample")), map(unbroken, ("first", "last"))
+    put_found(
+        ("group", folded("consumer"), *counts, *ages, "error"),
+        (
+            (
+                *(each.id, each.consumer, each.count, str(each.sample)),
+                *(ago(each.first, now), ago(each.last, now), cut(each.error)),
+            )
+            for each in found.groups
+        ),
+        "no dead letters",
+        looked_at if found.more else None,
+    )
 
 
 @options.command("show", "oncely dead show 42", dead)
@@ -329,41 +352,6 @@ def _from_editor(message: "Message") -> bytes:
         if code:
             raise RefusedError(f"the editor exited with code {code}; nothing was changed")
         return file.read_bytes()
-
-
-# ---- Tables -------------------------------------------------------------------------------------
-
-
-def _letters_table(found: Sequence["DeadLetter"], now: float) -> "Table":
-    texts = (folded("consumer"), folded("message id"), folded("type"))
-    ages = map(unbroken, ("first seen", "last seen"))
-    return table_of(
-        (aligned("id"), *texts, aligned("attempts"), *ages, "reason"),
-        (
-            (
-                *(str(each.id), each.key.consumer, _message_id(each)),
-                *(each.message.type, each.attempts),
-                *(ago(each.first_seen, now), ago(each.last_seen, now)),
-                cut(mask_passwords(each.reason)),
-            )
-            for each in found
-        ),
-    )
-
-
-def _groups_table(found: Sequence["ops.LetterGroup"], now: float) -> "Table":
-    ages = map(unbroken, ("first", "last"))
-    counts = (aligned("count"), aligned("sample"))
-    return table_of(
-        ("group", folded("consumer"), *counts, *ages, "error"),
-        (
-            (
-                *(each.id, each.consumer, each.count, str(each.sample)),
-                *(ago(each.first, now), ago(each.last, now), cut(each.error)),
-            )
-            for each in found
-        ),
-    )
 
 
 def _fields(letter: "DeadLetter", now: float) -> Mapping[str, Cell]:

@@ -110,22 +110,18 @@ def _write(folder: Path, texts: Mapping[str, str], *, force: bool) -> None:
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             if name == SETTINGS:
-                _hide(file)
+                # It has secrets: nobody else reads it, and git leaves it out.
+                file.touch(mode=0o600)
+                file.chmod(0o600)
+                ignored = file.with_name(".gitignore")
+                lines = ignored.read_text("utf-8").splitlines() if ignored.exists() else []
+                if file.name not in lines:
+                    ignored.write_text("\n".join([*lines, file.name, ""]), encoding="utf-8")
             file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"init: {error.filename!r} cannot be written: {error.strerror}; name another folder"
         ) from error
-
-
-def _hide(file: Path) -> None:
-    """Let nobody else read a file that has secrets, and git leave it out."""
-    file.touch(mode=0o600)
-    file.chmod(0o600)
-    ignored = file.with_name(".gitignore")
-    lines = ignored.read_text(encoding="utf-8").splitlines() if ignored.exists() else []
-    if file.name not in lines:
-        ignored.write_text("\n".join([*lines, file.name, ""]), encoding="utf-8")
 
 
 def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:
@@ -143,26 +139,17 @@ def _told(folder: Path, delivery: str, store: str) -> Iterator[str]:
 
 
 def _commands(folder: Path, delivery: str, store: str) -> Iterator[str]:
-    starter = STARTERS[delivery]
-    missing = list(_missing(delivery, store))
+    starter, driver = STARTERS[delivery], STORES[store].driver
+    # By the modules that the user needs, the package that brings each.
+    needed = {"rich": "'oncely[cli]'"} | ({driver: f"'oncely[{store}]'"} if driver else {})
+    needed |= starter.packages
+    missing = [package for module, package in needed.items() if find_spec(module) is None]
     if missing:
         yield f"pip install {' '.join(missing)}"
     yield from _cd(folder)
     if delivery == "spark" and store != "sqlite":
         yield LOAD
     yield from starter.commands
-
-
-def _missing(delivery: str, store: str) -> Iterator[str]:
-    """The packages that the user must install."""
-    if find_spec("rich") is None:
-        yield "'oncely[cli]'"
-    driver = STORES[store].driver
-    if driver is not None and find_spec(driver) is None:
-        yield f"'oncely[{store}]'"
-    for module, package in STARTERS[delivery].packages.items():
-        if find_spec(module) is None:
-            yield package
 
 
 def _cd(folder: Path) -> list[str]:

@@ -57,15 +57,11 @@ def to_migrate(at: LedgerName, *, only_look: bool) -> Iterator["Ledger"]:
 @contextmanager
 def opened_transport(name: str | None) -> Iterator["Transport"]:
     """The transport of that URL, also by env:NAME or file:PATH; closed in the end."""
-    from oncely.locations import check_shared, hidden, read_secret
-    from oncely.transports.open_transport import open_transport
+    from oncely.locations import open_named_transport
 
     if not name:
         raise ConfigError("no transport is named; add --transport sqlite:///queue.db, or the like")
-    url = check_shared(read_secret(name, "transport"), "transport")
-    with hidden(url, name):
-        transport = open_transport(url)
-    with closing(transport):
+    with closing(open_named_transport(name)) as transport:
         yield transport
 
 

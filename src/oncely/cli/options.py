@@ -240,13 +240,6 @@ running = bundle(
 )
 
 
-def _filters(
-    state: str | None, consumer: str | None, older_than: str | None, text: str | None
-) -> "ops.Selection":
-    states = () if state is None else (state,)
-    return ops.Selection(consumer=consumer, states=states, older_than=older_than, text=text)
-
-
 def filters(states: Iterable[str]) -> Callable[[Command], Command]:
     """--state (one of these), --consumer, --older-than and --id-contains as `filters`, which is
     an ops.Selection.
@@ -255,7 +248,12 @@ def filters(states: Iterable[str]) -> Callable[[Command], Command]:
     text = "only message ids with this text in them"
     return bundle(
         "filters",
-        _filters,
+        lambda state, consumer, older_than, text: ops.Selection(
+            consumer=consumer,
+            states=() if state is None else (state,),
+            older_than=older_than,
+            text=text,
+        ),
         option("--state", values.state(words), ", ".join(words)),
         consumer(),
         time("--older-than", "last seen longer ago than this"),
@@ -263,18 +261,14 @@ def filters(states: Iterable[str]) -> Callable[[Command], Command]:
     )
 
 
-def _past(
-    older_than: str | None, consumer: str | None, retention: Iterable[tuple[str, str]]
-) -> Past:
-    return Past(older_than=older_than, consumer=consumer, retention=dict(retention))
-
-
 _PAST_HELP = (
     f"last seen longer ago, instead of each consumer's own retention (else {Policy().retention})"
 )
 retention = bundle(
     "past",
-    _past,
+    lambda older_than, consumer, retention: Past(
+        older_than=older_than, consumer=consumer, retention=dict(retention)
+    ),
     time("--older-than", _PAST_HELP),
     consumer(),
     option(

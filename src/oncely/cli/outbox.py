@@ -1,6 +1,5 @@
 """`oncely outbox` and `oncely queue`: messages to be sent, and those that wait in a queue."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -9,14 +8,11 @@ import click
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.options import Note
-from oncely.cli.tables import ago, aligned, cut, folded, more_than, put_found, table_of, unbroken
+from oncely.cli.tables import ago, aligned, cut, folded, more_than, put_found, unbroken
 from oncely.cli.terminal import put_json, tell_changed
 from oncely.core.errors import mask_passwords
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from oncely.core.waiting import WaitingMessage
     from oncely.ledger import Ledger
 
 
@@ -45,11 +41,22 @@ def status(ledger: "Ledger", as_json: bool) -> None:
     if as_json:
         destinations = [asdict(each) for each in found.destinations]
         put_json({"destinations": destinations, "more": found.more})
-    else:
-        more = f"of the first {ops.MOST_UNSENT:,}; there are more" if found.more else None
-        put_found(
-            _destinations_table(found.destinations, ledger.now()), "nothing is to be sent", more
-        )
+        return
+    now = ledger.now()
+    counts = (aligned("waiting"), aligned("refused"), aligned("oldest"))
+    put_found(
+        (folded("destination"), *counts, "reason"),
+        (
+            (
+                *(each.destination, each.waiting, each.refused),
+                None if each.oldest is None else ago(each.oldest, now),
+                cut(each.reason),
+            )
+            for each in found.destinations
+        ),
+        "nothing is to be sent",
+        f"of the first {ops.MOST_UNSENT:,}; there are more" if found.more else None,
+    )
 
 
 @options.command("list", "oncely outbox list --refused --destination mails", outbox)
@@ -99,28 +106,9 @@ def _put_messages(
     if as_json:
         messages = [ops.unsent_as_dict(message) for message in found.messages]
         put_json({"messages": messages, "more": found.more})
-    else:
-        put_found(_table(found.messages, now), none, more_than(limit, more=found.more))
-
-
-def _destinations_table(found: "Sequence[ops.Unsent]", now: float) -> "Table":
-    counts = (aligned("waiting"), aligned("refused"), aligned("oldest"))
-    return table_of(
-        (folded("destination"), *counts, "reason"),
-        (
-            (
-                *(each.destination, each.waiting, each.refused),
-                None if each.oldest is None else ago(each.oldest, now),
-                cut(each.reason),
-            )
-            for each in found
-        ),
-    )
-
-
-def _table(found: "Sequence[WaitingMessage]", now: float) -> "Table":
+        return
     texts = (folded("message id"), folded("destination"), folded("type"))
-    return table_of(
+    put_found(
         (aligned("id"), *texts, aligned("attempts"), unbroken("since"), "reason"),
         (
             (
@@ -128,6 +116,8 @@ def _table(found: "Sequence[WaitingMessage]", now: float) -> "Table":
                 ago(each.since or now, now),
                 cut(mask_passwords(each.reason or each.error or "-")),
             )
-            for each in found
+            for each in found.messages
         ),
+        none,
+        more_than(limit, more=found.more),
     )

@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncely.cli import lazy_ops as ops
@@ -29,8 +29,6 @@ from oncely.core.shown import moment, shown
 from oncely.core.state_words import IN_DOUBT, STATES
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from oncely.ledger import Ledger
 
 _NAMED = 5
@@ -88,8 +86,20 @@ def list_records(
         found = [each.as_dict(now) for each in doubts]
         found = found or [ops.record_as_dict(each, now) for each in records]
         put_json({"records": found, **said})
-    else:
-        put_found(_records_table(records, now), "no matching records", more)
+        return
+    texts = (folded("consumer"), folded("id"), unbroken("state"))
+    put_found(
+        (*texts, *map(aligned, ("attempts", "fence", "last seen")), "error"),
+        (
+            (
+                *(*each.key, _state(each, now), each.attempts, each.fence),
+                *(ago(each.last_seen, now), cut(each.error or "")),
+            )
+            for each in records
+        ),
+        "no matching records",
+        more,
+    )
 
 
 @options.command("show", "oncely show order-17 --consumer billing")
@@ -122,7 +132,16 @@ def show(
         _show(record, details, now)
         if stories:
             print()
-            put(_story_table(stories[turn], now), last_gives_way=True)
+            columns = (unbroken("when"), "what", "details")
+            rows = (
+                (
+                    None if each.at is None else ago(each.at, now),
+                    words(each.what),
+                    cut(each.in_words(now) or None),
+                )
+                for each in stories[turn].chapters
+            )
+            put(table_of(columns, rows), last_gives_way=True)
 
 
 def _show(record: Record, details: "ops.Details", now: float) -> None:
@@ -142,17 +161,12 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
             for name, result in details.steps.items()
         )
         put(table_of((folded("finished step"), "result"), results), last_gives_way=True)
-    lines = [*_waiting_lines(details, now)]
+    # Where the message itself is kept.
+    lines = [shown(f"dead letter {x.id}: {mask_passwords(x.reason)}") for x in details.letters]
+    if details.retry is not None:
+        lines.insert(0, f"waits for a retry: {moment(details.retry.due or now, now)}")
     if lines:
         print("", *lines, sep="\n")
-
-
-def _waiting_lines(details: "ops.Details", now: float) -> Iterator[str]:
-    """Where the message itself is kept, and what shows it."""
-    if details.retry is not None:
-        yield f"waits for a retry: {moment(details.retry.due or now, now)}"
-    for letter in details.letters:
-        yield shown(f"dead letter {letter.id}: {mask_passwords(letter.reason)}")
 
 
 def one_record(ledger: "Ledger", message_id: str, consumer: str | None) -> Record:
@@ -179,37 +193,9 @@ def _records_of(ledger: "Ledger", message_id: str, consumer: str | None) -> Sequ
     return found
 
 
-def _records_table(records: Sequence[Record], now: float) -> "Table":
-    texts = (folded("consumer"), folded("id"), unbroken("state"))
-    return table_of(
-        (*texts, *map(aligned, ("attempts", "fence", "last seen")), "error"),
-        (
-            (
-                *(*each.key, _state(each, now), each.attempts, each.fence),
-                *(ago(each.last_seen, now), cut(each.error or "")),
-            )
-            for each in records
-        ),
-    )
-
-
 def _state(record: Record, now: float) -> Cell:
     word = ops.word_for(record, now)
     return loud(word, word)
-
-
-def _story_table(story: "ops.Story", now: float) -> "Table":
-    return table_of(
-        (unbroken("when"), "what", "details"),
-        (
-            (
-                None if each.at is None else ago(each.at, now),
-                words(each.what),
-                cut(each.in_words(now) or None),
-            )
-            for each in story.chapters
-        ),
-    )
 
 
 def _fields(record: Record, now: float) -> Mapping[str, Cell]:

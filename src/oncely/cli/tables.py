@@ -156,10 +156,16 @@ def more_than(limit: int, *, more: bool) -> str | None:
     return f"the first {limit:,}; there are more, see --limit" if more else None
 
 
-def put_found(table: "Table", none: str, more: str | None = None) -> None:
+def put_found(
+    columns: Iterable["Column | str"],
+    rows: Iterable[Sequence[Cell]],
+    none: str,
+    more: str | None = None,
+) -> None:
     """Print a table of what was found, whose last column gives way; `none` where nothing was, and
     `more` below where there is more.
     """
+    table = table_of(columns, rows)
     if not table.rows:
         say(none)
         return

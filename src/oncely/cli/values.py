@@ -66,14 +66,6 @@ def _name(where: str, text: str, what: str) -> str:
         raise ConfigError(f"{where}: {error}; no record can have it") from error
 
 
-def _state(where: str, text: str, words: Sequence[str]) -> str:
-    """A state of records: one of these words."""
-    word = state_word(text, where)
-    if word not in words:
-        raise ConfigError(f"{where}: {text!r} is none of {', '.join(words)}")
-    return word
-
-
 def _duration(where: str, text: str) -> str:
     seconds(text, where)
     return text
@@ -96,12 +88,6 @@ def _header(where: str, text: str) -> tuple[str, str]:
     if not name or not equals:
         raise ConfigError(f'{where}: {text!r} is not a header; write "NAME=VALUE"')
     return name, value
-
-
-def _port(where: str, text: str, example: int) -> int:
-    if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
-        raise ConfigError(f"{where}: {text!r} is not a port: write {example}, or 0 for any")
-    return int(text)
 
 
 def _root_path(where: str, text: str) -> str:
@@ -135,12 +121,25 @@ def _retention(where: str, text: str) -> tuple[str, str]:
 
 def state(words: Sequence[str]) -> Value:
     """A state of records that is one of these words."""
-    return Value("state", partial(_state, words=words))
+
+    def read(where: str, text: str) -> str:
+        word = state_word(text, where)
+        if word not in words:
+            raise ConfigError(f"{where}: {text!r} is none of {', '.join(words)}")
+        return word
+
+    return Value("state", read)
 
 
 def port(example: int) -> Value:
     """The number of a port; 0 for any."""
-    return Value("port", partial(_port, example=example))
+
+    def read(where: str, text: str) -> int:
+        if not _PORT.fullmatch(text) or int(text) > _LAST_PORT:
+            raise ConfigError(f"{where}: {text!r} is not a port: write {example}, or 0 for any")
+        return int(text)
+
+    return Value("port", read)
 
 
 MESSAGE_ID = Value("id", partial(_name, what="id"))

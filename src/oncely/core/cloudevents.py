@@ -32,7 +32,7 @@ _JSON = "application/json"
 _JSON_TYPE = re.compile(r"[^/]+/(?:.+\+)?json")
 _NAME = re.compile("[a-z0-9]+")
 _SHOWN = 40
-_HEADER = re.compile(r"(?P<binding>ce[-_]|cloudevents[:_])(?P<name>.+)", re.DOTALL)
+_HEADER = re.compile(r"(?P<binding>ce[-_]|cloudevents[:_])(?P<name>.+)|content-type", re.DOTALL)
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,8 +47,11 @@ def fields_of(headers: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         attributes["time"] = _time(attributes["time"])
     _judge(attributes)
     others = {name: _text(value) for name, value in attributes.items() if name not in _FIELDS}
+    # One id for the pair: a JSON array, or where that is too long its digest.
+    pair = _compact([attributes["source"], attributes["id"]])
+    id_ = pair.decode()
     return {
-        "id": _identity(attributes["source"], attributes["id"]),
+        "id": id_ if len(id_) <= MAX_ID_LENGTH else f"sha256:{hashlib.sha256(pair).hexdigest()}",
         "body": data,
         "type": attributes["type"],
         "headers": others,
@@ -57,13 +60,6 @@ def fields_of(headers: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         "content_type": attributes.get("datacontenttype", _JSON),
         "key": others.get("partitionkey"),
     }
-
-
-def _identity(source: str, event_id: str) -> str:
-    """One id for the pair: a JSON array, or where that is too long its digest."""
-    pair = _compact([source, event_id])
-    text = pair.decode()
-    return text if len(text) <= MAX_ID_LENGTH else f"sha256:{hashlib.sha256(pair).hexdigest()}"
 
 
 def _judge(attributes: Mapping[str, Any]) -> None:
@@ -134,26 +130,20 @@ def _compact(value: object) -> bytes:
 def _header_attributes(headers: Mapping[str, Any]) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for header, value in headers.items():
-        binding, name = _attribute_of(header.lower())
-        if name and value is not None:
-            read = _header_value(binding, name, value)
+        found = _HEADER.fullmatch(header.lower())
+        if found and value is not None:
+            name = found["name"] or "datacontenttype"
+            read = _header_value(found["binding"], name, value)
             if attributes.setdefault(name, read) != read:
                 raise MessageError(f"two headers give {name!r} different values")
     return attributes
 
 
-def _attribute_of(header: str) -> tuple[str, str]:
-    if header == "content-type":
-        return "", "datacontenttype"
-    found = _HEADER.fullmatch(header)
-    return (found["binding"], found["name"]) if found else ("", "")
-
-
-def _header_value(binding: str, name: str, value: Any) -> Any:
+def _header_value(binding: str | None, name: str, value: Any) -> Any:
     """The value before the binding encoded it: text, or in AMQP possibly another type."""
-    if name == "time" and isinstance(value, int):
-        return _from_milliseconds(value)
     try:
+        if name == "time" and isinstance(value, int):
+            return _EPOCH + timedelta(milliseconds=value)
         text = value.decode() if isinstance(value, bytes) else value
         if binding == "ce-" and isinstance(text, str):
             quoted = _QUOTED.fullmatch(text)
@@ -161,14 +151,9 @@ def _header_value(binding: str, name: str, value: Any) -> Any:
             return unquote(text, errors="strict")
     except UnicodeDecodeError as error:
         raise MessageError(f"{name!r} is not UTF-8") from error
-    return text
-
-
-def _from_milliseconds(count: int) -> datetime:
-    try:
-        return _EPOCH + timedelta(milliseconds=count)
     except OverflowError as error:
         raise MessageError("time is out of range") from error
+    return text
 
 
 # ---- Structured mode: all is one JSON object -----------------------------------------------------
@@ -184,25 +169,18 @@ def _structured(body: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def _data(event: Mapping[str, Any]) -> bytes:
+    """The body that a sender in binary mode would have sent."""
     encoded = event.get("data_base64")
     if encoded is not None:
         if "data" in event:
             raise MessageError("both data and data_base64 are set; send one of them")
-        return _from_base64(encoded)
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (TypeError, ValueError) as error:
+            raise MessageError("data_base64 is not base64") from error
     if "data" not in event:
         return b""
-    return _encoded(event["data"], _mime(event.get("datacontenttype")))
-
-
-def _from_base64(encoded: Any) -> bytes:
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (TypeError, ValueError) as error:
-        raise MessageError("data_base64 is not base64") from error
-
-
-def _encoded(data: Any, declared: MimeHeaders) -> bytes:
-    """The body that a sender in binary mode would have sent."""
+    data, declared = event["data"], _mime(event.get("datacontenttype"))
     if _JSON_TYPE.fullmatch(declared.get_content_type()):
         return _compact(data)
     if not isinstance(data, str):

@@ -6,7 +6,8 @@ from typing import Any
 from oncely.core.errors import MessageError
 
 
-def _no_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; refuse one that has a name twice."""
     names = dict(pairs)
     if len(names) != len(pairs):
         raise ValueError("an object has a name twice")
@@ -18,9 +19,7 @@ def no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-_decode_json = json.JSONDecoder(
-    object_pairs_hook=_no_duplicate_names, parse_constant=no_constant
-).decode
+_decode_json = json.JSONDecoder(object_pairs_hook=named_once, parse_constant=no_constant).decode
 
 
 def read_json(body: bytes) -> Any:

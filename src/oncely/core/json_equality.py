@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from oncely.core.json_body import no_constant
+from oncely.core.json_body import named_once, no_constant
 
 _EXACT_DIGITS = 15
 """Numbers with at most so many digits differ as floats if they differ as text."""
@@ -19,18 +19,6 @@ def equal_json(body: bytes) -> bytes:
         return json.dumps(value, sort_keys=True).encode()
     except (ValueError, RecursionError):
         return body
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = dict(pairs)
-    if len(names) != len(pairs):
-        raise ValueError("a name stands twice in one object")
-    # In another form than numbers have, so that the two cannot be confused.
-    return {f".{name}": value for name, value in pairs}
-
-
-def _int(text: str) -> Any:
-    return int(text) if len(text) <= _EXACT_DIGITS else equal_number(text)
 
 
 def _float(text: str) -> Any:
@@ -63,5 +51,9 @@ def equal_number(text: str) -> Any:
 
 
 _decode = json.JSONDecoder(
-    object_pairs_hook=_named_once, parse_float=_float, parse_int=_int, parse_constant=no_constant
+    # Names are in another form than numbers, so that the two cannot be confused.
+    object_pairs_hook=lambda pairs: {f".{name}": it for name, it in named_once(pairs).items()},
+    parse_float=_float,
+    parse_int=lambda text: int(text) if len(text) <= _EXACT_DIGITS else equal_number(text),
+    parse_constant=no_constant,
 ).decode

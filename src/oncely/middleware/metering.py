@@ -84,15 +84,12 @@ class Measured(Around):
 
     @harmless
     def _ended(self, counter: Counter, message: Message, began: float) -> None:
-        label = self._label(message.type)
+        label = message.type
+        if label not in self._types:
+            with self._lock:
+                if len(self._types) < self._most_types:
+                    self._types.add(label)
+                elif label not in self._types:
+                    label = _OTHER
         counter.labels(label).inc()
         self._seconds.labels(label).observe(time.perf_counter() - began)
-
-    def _label(self, type_: str) -> str:
-        if type_ in self._types:
-            return type_
-        with self._lock:
-            if len(self._types) >= self._most_types:
-                return _OTHER
-            self._types.add(type_)
-        return type_

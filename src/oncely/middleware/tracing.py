@@ -1,6 +1,6 @@
 """Traced: an OpenTelemetry span for each message, linked to the span that sent the message."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,9 @@ class Traced(Around):
 
     @contextmanager
     def around(self, message: Message) -> Iterator[None]:  # noqa: D102
+        headers = message.headers.items()
+        texts = {name.lower(): text for name, text in headers if isinstance(text, str)}
+        sender = get_current_span(_HEADERS.extract(texts)).get_span_context()
         attributes = {
             "messaging.message.id": message.id,
             "messaging.message.body.size": len(message.body),
@@ -56,17 +59,10 @@ class Traced(Around):
             self._name,
             kind=SpanKind.CONSUMER,
             attributes=self._attributes | attributes,
-            links=_links(message.headers),
+            links=[Link(sender)] if sender.is_valid else [],
         ) as span:
             try:
                 yield
             except Exception as error:
                 span.set_attribute("error.type", type(error).__qualname__)
                 raise
-
-
-def _links(headers: Mapping[str, str]) -> Sequence[Link]:
-    """The link to the span in the headers, if there is one."""
-    texts = {name.lower(): text for name, text in headers.items() if isinstance(text, str)}
-    context = get_current_span(_HEADERS.extract(texts)).get_span_context()
-    return [Link(context)] if context.is_valid else []

@@ -69,10 +69,17 @@ def activity(ledger: Ledger) -> FoundActivity:
     now = ledger.now()
     first = int((now - DAY_S) // PERIOD_S + 1) * PERIOD_S
     found = ledger.operations.activity(first)
+    periods: dict[int, list[Activity]] = defaultdict(list)
+    for each in found:
+        periods[each.began].append(each)
+    _, *counts = Point._fields
     return FoundActivity(
         hour=_by_consumer(each for each in found if each.began > now - HOUR_S),
         day=_by_consumer(found),
-        points=_points(found, range(first, int(now) + 1, PERIOD_S)),
+        points=[
+            Point(began, *(sum(getattr(each, name) for each in periods[began]) for name in counts))
+            for began in range(first, int(now) + 1, PERIOD_S)
+        ],
     )
 
 
@@ -99,17 +106,6 @@ def _rates(found: Sequence[Activity]) -> Rates:
         p95_s=quantile_s(seconds, 0.95),
         attempts=round((handled + failed) / ended, 2) if ended else None,
     )
-
-
-def _points(found: Sequence[Activity], periods: Sequence[int]) -> Sequence[Point]:
-    groups: dict[int, list[Activity]] = defaultdict(list)
-    for each in found:
-        groups[each.began].append(each)
-    _, *counts = Point._fields
-    return [
-        Point(began, *(sum(getattr(each, name) for each in groups[began]) for name in counts))
-        for began in periods
-    ]
 
 
 class SeenWorker(NamedTuple):

@@ -1,6 +1,6 @@
 """Records: looked at."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Any, NamedTuple
@@ -47,11 +47,21 @@ def select(
     ConfigError for a word that is not one of `STATES`, and for a consumer that the ledger does not
     know.
     """
-    look = _newest if newest else _oldest
     found: dict[Key, Record] = {}
     for query in queries(selection):
-        for record in look(ledger, query, limit + 1):
-            found[record.key] = record
+        if newest:
+            looked_at = _newest(ledger, query, limit + 1)
+        else:
+            looked_at = ledger.scan(
+                query.consumer,
+                query.state,
+                query.older_than_s,
+                limit + 1,
+                text=query.text,
+                lease_over=query.lease_over,
+                exhausted=query.exhausted,
+            )
+        found |= {record.key: record for record in looked_at}
     if not found and selection.consumer is not None:
         check_known(ledger, selection.consumer)
     return Selected(*first(sorted(found.values(), key=_age_and_key, reverse=newest), limit))
@@ -81,7 +91,7 @@ def _age_and_key(record: Record) -> tuple[float, Key]:
     return record.last_seen, record.key
 
 
-def _newest(ledger: Ledger, query: Query, limit: int) -> Sequence[Record]:
+def _newest(ledger: Ledger, query: Query, limit: int) -> Iterable[Record]:
     """The most recently seen ones that fit: stores have no index for that order."""
     wanted = Wanted(
         consumers=None if query.consumer is None else [query.consumer],
@@ -93,19 +103,6 @@ def _newest(ledger: Ledger, query: Query, limit: int) -> Sequence[Record]:
     )
     # Some stores may give a record twice.
     return nlargest(2 * limit, fitting, key=_age_and_key)
-
-
-def _oldest(ledger: Ledger, query: Query, limit: int) -> Iterator[Record]:
-    """The least recently seen ones that fit."""
-    return ledger.scan(
-        query.consumer,
-        query.state,
-        query.older_than_s,
-        limit,
-        text=query.text,
-        lease_over=query.lease_over,
-        exhausted=query.exhausted,
-    )
 
 
 def word_for(record: Record, now: float) -> str:

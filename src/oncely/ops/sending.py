@@ -56,25 +56,20 @@ def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
     Raises ConfigError where the store keeps no messages.
     """
     found = [
-        _listed(ledger, OUTBOX, most, is_refused=refused, with_bodies=False)
-        for refused in (False, True)
+        _listed(ledger, OUTBOX, most, is_refused=is_refused, with_bodies=False)
+        for is_refused in (False, True)
     ]
     groups: dict[str, list[WaitingMessage]] = {}
     for message in chain.from_iterable(each.messages for each in found):
         groups.setdefault(message.destination, []).append(message)
-    destinations = [_unsent(name, groups[name]) for name in sorted(groups)]
+    destinations = []
+    for name, messages in sorted(groups.items()):
+        refused = [each for each in messages if each.is_set_aside]
+        since = (each.since for each in messages if each.since is not None)
+        reason = mask_passwords(refused[-1].reason or "unknown") if refused else None
+        waiting, oldest = len(messages) - len(refused), min(since, default=None)
+        destinations.append(Unsent(name, waiting, len(refused), reason, oldest))
     return FoundUnsent(destinations, any(each.more for each in found))
-
-
-def _unsent(destination: str, messages: Sequence[WaitingMessage]) -> Unsent:
-    refused = [each for each in messages if each.is_set_aside]
-    return Unsent(
-        destination,
-        waiting=len(messages) - len(refused),
-        refused=len(refused),
-        reason=mask_passwords(refused[-1].reason or "unknown") if refused else None,
-        oldest=min((each.since for each in messages if each.since is not None), default=None),
-    )
 
 
 def unsent_messages(

@@ -21,6 +21,7 @@ from oncely.stores.names import Program
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
+DAY = timedelta(days=1)
 _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
 
@@ -84,7 +85,15 @@ def retentions(
     for name, kept in own.items():
         seconds(kept, f"retention of {name}")
     names = consumers(ledger) if consumer is None else [consumer]
-    _refuse_slips(own, names)
+    # A consumer without records may just have none left. But if its name is a typo, the consumer
+    # that was meant would lose records that were to be kept.
+    others = [name for name in names if name not in own]
+    for name in own.keys() - set(names):
+        for near in get_close_matches(name, others, n=1, cutoff=_SLIP):
+            raise ConfigError(
+                f"retention: there are no records of {name!r}; did you mean {near!r}? "
+                f"If not, give {near!r} its own retention as well"
+            )
     if (
         consumer is not None
         and consumer not in own
@@ -106,18 +115,6 @@ def policy_retentions(ledger: Ledger, names: Iterable[str]) -> Mapping[str, Dura
     return {name: kept_by.get(name, RETENTION) for name in names}
 
 
-def _refuse_slips(retention: Mapping[str, Duration], names: Sequence[str]) -> None:
-    # A consumer without records may just have none left. But if its name is a typo, the consumer
-    # that was meant would lose records that were to be kept.
-    others = [name for name in names if name not in retention]
-    for name in retention.keys() - set(names):
-        for near in get_close_matches(name, others, n=1, cutoff=_SLIP):
-            raise ConfigError(
-                f"retention: there are no records of {name!r}; did you mean {near!r}? "
-                f"If not, give {near!r} its own retention as well"
-            )
-
-
 def problems(
     ledger: Ledger,
     *,
@@ -137,7 +134,13 @@ def problems(
     found = [*ledger.problems(program), *_set_back(ledger), *_left_behind(ledger)]
     if replay_window is not None:
         window_s = seconds(replay_window, "replay_window")
-        of_whom = _own_retentions(ledger) if retention is None else {"": retention}
+        # By the words that name the consumer in a sentence.
+        of_whom: dict[str, Duration] = {"": RETENTION if retention is None else retention}
+        if retention is None and (stored := sorted(ledger.retentions().items())):
+            of_whom = {
+                f" of {name!r}": f"{own / DAY:g}d" if own.days else f"{own.total_seconds():g}s"
+                for name, own in stored
+            }
         found += [
             f"The retention{whose} ({kept}) is not longer than the replay window "
             f"({replay_window}): a message that is delivered again after its record was purged is "
@@ -192,15 +195,3 @@ def _left_behind(ledger: Ledger) -> Iterator[str]:
                 f"back the name, as in .idempotent(ledger, {name!r}): under another, nobody "
                 "retries these, and what it has handled runs again when it is delivered again."
             )
-
-
-def _own_retentions(ledger: Ledger) -> Mapping[str, Duration]:
-    """The retention of each consumer, by the words that name it in a sentence; the default where no
-    consumer has stored one.
-    """
-    kept = sorted(ledger.retentions().items())
-    return {f" of {name!r}": _as_written(own) for name, own in kept} or {"": RETENTION}
-
-
-def _as_written(kept: timedelta) -> str:
-    return f"{kept / timedelta(days=1):g}d" if kept.days else f"{kept.total_seconds():g}s"

@@ -32,7 +32,12 @@ def first_line(error: Exception) -> str:
 def cause_of(error: Exception) -> str:
     """The line of a Spark error that says what happened; Python's own line for a Python error."""
     text = str(error)
-    return _python_says(text) or _java_says(text) or type(error).__name__
+    # The text below the frames of the last traceback, if there is one.
+    _, found, after = text.rpartition(_TRACEBACK)
+    told = [line for line in after.splitlines() if line.strip() and not line.startswith("  ")]
+    if found and told and not _AFTER.match(told[0]):
+        return told[0].strip()
+    return _java_says(text) or type(error).__name__
 
 
 def as_own(error: Exception) -> OncelyError:
@@ -45,13 +50,6 @@ def as_own(error: Exception) -> OncelyError:
     if cause.startswith(_OWN_ERROR):
         return OncelyError(cause.removeprefix(_OWN_ERROR))
     return OncelyError(f"Spark gave up: {cause.removeprefix(_OWN)}")
-
-
-def _python_says(text: str) -> str:
-    """The text below the frames of the last traceback, if there is one."""
-    _, found, after = text.rpartition(_TRACEBACK)
-    told = [line for line in after.splitlines() if line.strip() and not line.startswith("  ")]
-    return told[0].strip() if found and told and not _AFTER.match(told[0]) else ""
 
 
 def _java_says(text: str) -> str:

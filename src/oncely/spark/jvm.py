@@ -70,27 +70,17 @@ def _unsaid() -> dict[str, str]:
     quiet = Path(__file__).with_name("log4j2.properties")
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     unsaid = {"MASTER": os.environ.get("MASTER", _MASTER_UNSAID)}
-    if not _has_logging():
-        unsaid["SPARK_SUBMIT_OPTS"] = f"-Dlog4j2.configurationFile=file:{quiet} {options}"
-    if "SPARK_LOCAL_IP" not in os.environ and not _has_address():
-        unsaid["SPARK_LOCAL_IP"] = _LOOPBACK
-    return unsaid
-
-
-def _has_logging() -> bool:
-    """Whether the user has configured Spark's logging."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (home and str(Path(home, "conf")))
-    return bool(folder) and Path(str(folder), "log4j2.properties").exists()
-
-
-def _has_address() -> bool:
-    """Whether the machine's own name can be resolved, as Spark needs."""
-    try:
-        socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return False
-    return True
+    if not (folder and Path(folder, "log4j2.properties").exists()):
+        unsaid["SPARK_SUBMIT_OPTS"] = f"-Dlog4j2.configurationFile=file:{quiet} {options}"
+    if "SPARK_LOCAL_IP" not in os.environ:
+        # Spark needs the machine's own name to be resolved.
+        try:
+            socket.gethostbyname(socket.gethostname())
+        except OSError:
+            unsaid["SPARK_LOCAL_IP"] = _LOOPBACK
+    return unsaid
 
 
 @contextmanager

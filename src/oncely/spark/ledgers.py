@@ -81,7 +81,15 @@ def url_here(location: str) -> Iterator[str]:
     Raises ConfigError, which names the machine on which a secret is missing; in a task on a
     cluster, also for a file.
     """
-    url = _read_here(location)
+    try:
+        url = read_secret(location, "ledger")
+    except ConfigError as error:
+        kind, _, name = location.partition(":")
+        reader, advice = "Spark", f"on a cluster, set spark.executorEnv.{name}"
+        if TaskContext.get() is None:
+            reader, advice = "Spark's driver", f"set {name} where that is started, too"
+        where = f"on {socket.gethostname()} for {reader}"
+        raise ConfigError(f"{error} {where}{f'; {advice}' if kind == 'env' else ''}") from error
     if TaskContext.get() is not None and SparkFiles.getRootDirectory() == _AN_EXECUTORS:
         check_for_cluster(url, "ledger")
     with hidden(url, location):
@@ -102,15 +110,3 @@ def check_for_cluster(url: str, what: str) -> None:
             f"{what}: {url!r} is a file of one machine, and Spark's tasks run on a cluster; write "
             'the URL of a server, such as "postgresql://user@host/db"'
         )
-
-
-def _read_here(location: str) -> str:
-    try:
-        return read_secret(location, "ledger")
-    except ConfigError as error:
-        kind, _, name = location.partition(":")
-        reader, advice = "Spark", f"on a cluster, set spark.executorEnv.{name}"
-        if TaskContext.get() is None:
-            reader, advice = "Spark's driver", f"set {name} where that is started, too"
-        where = f"on {socket.gethostname()} for {reader}"
-        raise ConfigError(f"{error} {where}{f'; {advice}' if kind == 'env' else ''}") from error

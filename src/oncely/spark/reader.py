@@ -71,19 +71,16 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     refuse_unknown(given, _NAMES)
     ledger = absolute_location(required(given, "ledger", "sqlite:////var/lib/ledger.db"))
     table, schema = given.get("table", TABLE_NAME), given.get("schema")
-    return ReaderOptions(
-        address=LedgerAddress(check_shared(ledger), table, schema),
-        consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
-        state=_state(given.get("state")),
-        partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
-    )
-
-
-def _state(given: str | None) -> State | None:
+    state = given.get("state")
     words = {state.word: state for state in State}
     # The status in the table is accepted, too.
     stored = {state.value: state.word for state in State}
-    return None if given is None else words[choice("state", stored.get(given, given), words)]
+    return ReaderOptions(
+        address=LedgerAddress(check_shared(ledger), table, schema),
+        consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
+        state=None if state is None else words[choice("state", stored.get(state, state), words)],
+        partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
+    )
 
 
 class LedgerReader(DataSourceReader):

@@ -109,12 +109,13 @@ class FrontRun:
                 self._run = RecordedRun(migrated_ledger(address), name, consumer, self._outage)
             except OncelyError as away:
                 self._outage.met(away, run=name)
-        with nullcontext() if self._run is None else self._run.ending():
-            yield self._add
 
-    def _add(self, report: Report) -> None:
-        self._counts += report.counts
-        self._seconds += report.seconds
-        if self._run is not None:
-            self._run.count(self._counts)
-            self._run.report = Report(self._counts, self._seconds)
+        def add(report: Report) -> None:
+            self._counts += report.counts
+            self._seconds += report.seconds
+            if self._run is not None:
+                self._run.count(self._counts)
+                self._run.report = Report(self._counts, self._seconds)
+
+        with nullcontext() if self._run is None else self._run.ending():
+            yield add

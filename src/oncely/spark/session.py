@@ -31,11 +31,21 @@ _DEFAULTS = {
 def session(
     name: str, settings: Mapping[str, str], told: Callable[[Exception], OncelyError] = as_own
 ) -> Iterator[SparkSession]:
-    """A new session of the active Spark, which is left running; without one, a session of
-    `open_session`, which is stopped at the end. Spark's errors in the block go through `told`.
+    """A new session of the active Spark, which is left running: `settings` win over the active
+    session's, which win over our defaults. Without one, a session of `open_session`, which is
+    stopped at the end. Spark's errors in the block go through `told`.
     """
-    active = _active()
-    spark = open_session(name, settings) if active is None else _beside(active, settings)
+    try:
+        # That of this thread, or else the default session.
+        active: SparkSession | None = SparkSession.active()
+    except PySparkException:
+        active = None
+    if active is None:
+        spark = open_session(name, settings)
+    else:
+        spark = active.newSession()
+        _set(spark, _unsaid_in(active) | active.conf.getAll | dict(settings))
+        make_active(spark)
     try:
         yield spark
     except (PySparkException, Py4JError, OSError) as error:
@@ -81,22 +91,6 @@ def _started(name: str, settings: Mapping[str, str]) -> SparkSession:
     if gateway is not None:
         SparkContext(conf=conf, gateway=gateway)
     return SparkSession.builder.config(conf=conf).getOrCreate()
-
-
-def _active() -> SparkSession | None:
-    """The active session of this thread, or else the default session."""
-    try:
-        return SparkSession.active()
-    except PySparkException:
-        return None
-
-
-def _beside(active: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """A new session: `settings` win over the active session's, which win over our defaults."""
-    spark = active.newSession()
-    _set(spark, _unsaid_in(active) | active.conf.getAll | dict(settings))
-    make_active(spark)
-    return spark
 
 
 def _unsaid_in(spark: SparkSession) -> dict[str, str]:

@@ -175,7 +175,15 @@ class MemoryStore(Store):
             now = self._clock()
             for record in self._tables.records.values():
                 groups[record.key.consumer, record.state].append(record)
-            return {name: _tally(records, now) for name, records in groups.items()}
+            return {
+                name: Tally(
+                    count=len(records),
+                    lease_over=sum(lease_is_over(record, now) for record in records),
+                    oldest=min(record.last_seen for record in records),
+                    duplicates=sum(record.duplicates for record in records),
+                )
+                for name, records in groups.items()
+            }
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         def purge(_: Transaction) -> int:
@@ -212,12 +220,3 @@ class MemoryStore(Store):
         records = self._tables.records.values()
         fitting = [record for record in records if query.holds(record, now)]
         return sorted(fitting, key=attrgetter("last_seen"))
-
-
-def _tally(records: Sequence[Record], now: float) -> Tally:
-    return Tally(
-        count=len(records),
-        lease_over=sum(lease_is_over(record, now) for record in records),
-        oldest=min(record.last_seen for record in records),
-        duplicates=sum(record.duplicates for record in records),
-    )

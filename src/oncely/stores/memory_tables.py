@@ -254,8 +254,15 @@ class MemoryTables:
                 self._has_kept = True
 
     def held(self, messages: Sequence[WaitingMessage]) -> set[int]:
-        there = [message for message in messages if message.number in self._queue_of]
-        return {each.number or 0 for each in there if _is_held(self._row(each.number or 0), each)}
+        found = set()
+        for taken in messages:
+            if (number := taken.number or 0) in self._queue_of:
+                row = self._row(number)
+                now = row.message
+                is_same = (now.queue, now.attempts) == (taken.queue, taken.attempts)
+                if is_same and row.held_until > 0.0 and not now.is_set_aside:
+                    found.add(number)
+        return found
 
     def remove_held(self, messages: Sequence[WaitingMessage]) -> set[int]:
         held = self.held(messages)
@@ -293,19 +300,16 @@ class MemoryTables:
         self._has_kept = True
 
     def backlogs(self) -> Mapping[str, Backlog]:
-        return {
-            queue: self._backlog(queue) for queue in sorted(self._queues) if self._queues[queue]
-        }
-
-    def _backlog(self, queue: str) -> Backlog:
-        now = self.clock()
-        messages = [row.message for row in self._queues[queue].values()]
-        dues = [message.due or 0.0 for message in messages if not message.is_set_aside]
-        return Backlog(
-            waiting=len(dues),
-            set_aside=len(messages) - len(dues),
-            lag_s=max((now - due for due in dues if due <= now), default=0.0),
-        )
+        now, found = self.clock(), {}
+        for queue in sorted(name for name, rows in self._queues.items() if rows):
+            messages = [row.message for row in self._queues[queue].values()]
+            dues = [message.due or 0.0 for message in messages if not message.is_set_aside]
+            found[queue] = Backlog(
+                waiting=len(dues),
+                set_aside=len(messages) - len(dues),
+                lag_s=max((now - due for due in dues if due <= now), default=0.0),
+            )
+        return found
 
     def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
         now = self.clock()
@@ -412,12 +416,6 @@ class MemoryTables:
 def _own_message(message: Message) -> Message:
     """A copy that shares no mutable part with the original."""
     return replace(message, headers=dict(message.headers), claim=None)
-
-
-def _is_held(row: WaitingRow, as_taken: WaitingMessage) -> bool:
-    now = row.message
-    is_same = (now.queue, now.attempts) == (as_taken.queue, as_taken.attempts)
-    return is_same and row.held_until > 0.0 and not now.is_set_aside
 
 
 def _is_of(queue: str, asked: str) -> bool:

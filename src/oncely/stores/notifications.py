@@ -5,11 +5,14 @@ is polled, or its database notifies.
 import math
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
+
+if TYPE_CHECKING:
+    from oncely.stores.sql.postgresql_listener import PostgresqlListener
 
 _LOOK_WHILE_HEARING_S = 1.0
 """How often to poll where the database notifies: a notification may be lost."""
@@ -61,27 +64,11 @@ def signal_in(database: object) -> ProcessSignal:
         return signal
 
 
-class Listener(Protocol):
-    """Receives a database's notifications that messages have come."""
-
-    is_listening: bool
-    """Whether notifications would be received now."""
-
-    def begin(self) -> None:
-        """Receive from now on, for as long as this is called now and then."""
-
-    def close(self) -> None:
-        """Stop receiving, until `begin` is called again."""
-
-    def start_afresh(self) -> None:
-        """Leave the connection to the parent: called in a forked child."""
-
-
 class Notifications:
     """Tells when messages may have come: from this process and, by notifications, from others."""
 
     def __init__(
-        self, signal: ProcessSignal, poll_s: float, hearing: Listener | None = None
+        self, signal: ProcessSignal, poll_s: float, hearing: "PostgresqlListener | None" = None
     ) -> None:
         self._signal = signal
         self._poll_s = poll_s

@@ -54,7 +54,9 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
         case "postgresql" | "mysql":
             return _open_server(url, name)
         case "redis":
-            return _open_redis(url, name.table)
+            with _installed("redis"):
+                from oncely.stores.redis import open_redis
+            return open_redis(url, name.table)
         case _:
             raise ConfigError(
                 f"ledger: {mask_passwords(url)!r} is not of a known kind; write {_EXAMPLES}"
@@ -173,12 +175,6 @@ def _open_server(url: str, name: TableName, like: "Engine | None" = None) -> Sto
 
     with _installed(_kind(url)):
         return SqlStore(server_engine(url, like), name)
-
-
-def _open_redis(url: str, prefix: str) -> Store:
-    with _installed("redis"):
-        from oncely.stores.redis import open_redis
-    return open_redis(url, prefix)
 
 
 @contextmanager

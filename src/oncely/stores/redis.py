@@ -298,9 +298,11 @@ class RedisStore(Store):
         """The keys of all records, or of those of one consumer, page by page."""
         start = f"{self._prefix}:"
         # A key that does not begin with a number is not a record's.
-        of_consumer = (
-            "[0-9]*:" if consumer is None else f"{len(consumer.encode())}:{_literally(consumer)}:"
-        )
+        of_consumer = "[0-9]*:"
+        if consumer is not None:
+            # As a pattern that matches only this name.
+            literally = re.sub(r"([\\*?\[\]^-])", r"\\\1", consumer)
+            of_consumer = f"{len(consumer.encode())}:{literally}:"
         pattern = f"{start}{of_consumer}*"
         cursor = "0"
         while True:
@@ -391,11 +393,6 @@ def _key(name: str) -> Key:
     length, _, rest = name.partition(":")
     text = rest.encode()
     return Key(text[: int(length)].decode(), text[int(length) + 1 :].decode())
-
-
-def _literally(text: str) -> str:
-    """A pattern that matches only `text`."""
-    return re.sub(r"([\\*?\[\]^-])", r"\\\1", text)
 
 
 def _column(name: str, values: Sequence[object]) -> Mapping[str, object]:

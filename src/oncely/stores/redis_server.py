@@ -56,13 +56,16 @@ class RedisServer:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = _without_ours(url)
+        parts = urlsplit(url)
+        said = parse_qsl(parts.query, keep_blank_values=True)
+        query = urlencode([(name, value) for name, value in said if name not in _OURS])
+        self._url = urlunsplit(parts._replace(query=query))
         self.start_afresh()
         afresh_in_children(self)
         settings = self._pool.connection_kwargs
         # Only checks the settings: it does not connect yet.
         self._pool.connection_class(**settings)
-        self._scheme = urlsplit(url).scheme
+        self._scheme = parts.scheme
         self.name = f"{self._scheme}://{settings['host']}:{settings['port']}/{settings['db']}"
         """Where it is, for errors and logs."""
         self.user = settings.get("username") or "default"
@@ -155,13 +158,6 @@ class RedisServer:
         if is_answer or not isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
             return StoreError(text)
         return lost(text)
-
-
-def _without_ours(url: str) -> str:
-    parts = urlsplit(url)
-    said = parse_qsl(parts.query, keep_blank_values=True)
-    query = urlencode([(name, value) for name, value in said if name not in _OURS])
-    return urlunsplit(parts._replace(query=query))
 
 
 def _call(connection: Any, *words: str) -> Any:

@@ -125,7 +125,13 @@ class _Forked:
         try:
             if self._deadline_s < math.inf:
                 faulthandler.dump_traceback_later(self._deadline_s, exit=True, file=2)
-            _watch_memory(lambda: tell(memory=True))
+            insert = MemoryStore.insert
+
+            def told_insert(*args: Any) -> set[Key]:
+                tell(memory=True)
+                return insert(*args)
+
+            setattr(MemoryStore, "insert", told_insert)  # noqa: B010 - for this process, on purpose.
             crash_points.disarm()
             crash_points.kill_at(self.point, self.nth)
             with crash_points.watched_by(lambda name: tell(came_to=name)):
@@ -146,17 +152,6 @@ def _status_of(pid: int) -> int:
         raise
 
 
-def _watch_memory(tell: Callable[[], None]) -> None:
-    """From now on, in this process: say when a ledger in memory makes a record."""
-    insert = MemoryStore.insert
-
-    def told_insert(*args: Any) -> set[Key]:
-        tell()
-        return insert(*args)
-
-    setattr(MemoryStore, "insert", told_insert)  # noqa: B010 - for this process, on purpose.
-
-
 def _told(end: _Forked, name: str) -> str:
     """Why the process was not killed at the point, in a line."""
     there = "there" if end.nth == 1 else f"there {end.nth} times"
@@ -168,16 +163,13 @@ def _told(end: _Forked, name: str) -> str:
         return f"{name} was ended by {signal.Signals(-end.status).name}, and not at the point"
     if end.status > 0:
         return f"{name} ended its process with exit code {end.status} before it came {there}"
-    return f"{name} ended without coming {there}{_hint(end)}"
-
-
-def _hint(end: _Forked) -> str:
     passed = list(dict.fromkeys(end.came_to))
-    if not passed:
-        return f": it {ASKED_NO_LEDGER}"
     near = get_close_matches(end.point, KNOWN.union(passed) - {end.point}, 1)
-    if near and end.point not in KNOWN:
-        return f"; did you mean {near[0]!r}?"
-    if passed == ["after_claim"]:
-        return ": the ledger did not grant the message; give each test an id of its own"
-    return f"; it came to {', '.join(passed)}"
+    hint = f"; it came to {', '.join(passed)}"
+    if not passed:
+        hint = f": it {ASKED_NO_LEDGER}"
+    elif near and end.point not in KNOWN:
+        hint = f"; did you mean {near[0]!r}?"
+    elif passed == ["after_claim"]:
+        hint = ": the ledger did not grant the message; give each test an id of its own"
+    return f"{name} ended without coming {there}{hint}"

@@ -55,8 +55,12 @@ def open_transport(url: str) -> Transport:
 
 
 def _open_sql(address: str, options: str) -> Transport:
-    own, rest = _own_options(address, options)
-    said = read_values(own, _IN_SQL)
+    parts = options.split("&") if options else []
+    # The others are the driver's, which a file does not have.
+    is_file = address.startswith("sqlite:")
+    own = [part for part in parts if is_file or part.partition("=")[0] in _OWN]
+    rest = "&".join(part for part in parts if part not in own)
+    said = read_values("&".join(own), _IN_SQL)
     table, schema = said.pop("table", TABLE_NAME), said.pop("schema", None)
     url = f"{address}?{rest}" if rest else address
     try:
@@ -68,15 +72,6 @@ def _open_sql(address: str, options: str) -> Transport:
 
     assert isinstance(store, SqlStore)  # noqa: S101 - each of these kinds is one.
     return StoreTransport(store, Limits(**said))
-
-
-def _own_options(address: str, options: str) -> tuple[str, str]:
-    """The transport's options, and those of the server's driver. A file has no driver options."""
-    if address.startswith("sqlite:"):
-        return options, ""
-    parts = options.split("&") if options else []
-    own = [part for part in parts if part.partition("=")[0] in _OWN]
-    return "&".join(own), "&".join(part for part in parts if part not in own)
 
 
 def _open_rabbitmq(address: str, options: str) -> Transport:

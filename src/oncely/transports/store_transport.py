@@ -160,7 +160,11 @@ class StoreTransport:
                 transaction.put_back([PutBack(row, None, 0.0, is_try=False) for row in back])
             for row, verdict in still:
                 if isinstance(verdict, Reject):
-                    _reject(transaction, row, verdict.reason)
+                    dead = dead_of(name_of(row.queue))
+                    if _can_be_named(dead):
+                        transaction.free([row.moved(dead)])
+                    else:
+                        transaction.put_back([PutBack(row, verdict.reason, None, is_try=False)])
             return done + len(still)
 
         return self._store.transaction(work)
@@ -174,22 +178,19 @@ class StoreTransport:
             if queues:
                 refused = refusals(messages, self._limits.max_bytes)
                 fit = (message for index, message in enumerate(messages) if index not in refused)
-                if taken := [typed(message, target) for message in fit]:
-                    self._put(queues, taken)
+                taken = [typed(message, target) for message in fit]
+                if taken and len(queues) == 1:
+                    self._store.put(queues[0], taken)
+                elif taken:
+                    # Into all queues, or none.
+                    rows = [row for name in queues for row in WaitingMessage.queued(name, taken)]
+                    self._store.transaction(lambda transaction: transaction.keep(rows))
             else:
                 is_exchange = isinstance(target, ExchangeNamed)
                 no = "there are no exchanges here" if is_exchange else "no queue takes it"
                 refused = dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
         if refused:
             raise PublishRefused(refused)
-
-    def _put(self, queues: Sequence[str], messages: Sequence[Message]) -> None:
-        if len(queues) == 1:
-            self._store.put(queues[0], messages)
-            return
-        # Into all queues, or none.
-        rows = [row for queue in queues for row in WaitingMessage.queued(queue, messages)]
-        self._store.transaction(lambda transaction: transaction.keep(rows))
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - what is held has its own time here.
         with self._calling():
@@ -233,7 +234,15 @@ class StoreTransport:
             self._calls += 1
         try:
             with _told():
-                self._ready()
+                if not self._is_migrated:
+                    # The tables are created; those of an older ledger are upgraded.
+                    try:
+                        self._store.bindings("")
+                    except (StoreUnavailable, ContentionError, StoreDenied):
+                        raise
+                    except StoreError:
+                        self._store.migrate()
+                    self._is_migrated = True
                 yield
         finally:
             with self._lock:
@@ -250,26 +259,6 @@ class StoreTransport:
         if queue not in self._made and self._store.bindings(queue):
             self._made.add(queue)
         return queue in self._made
-
-    def _ready(self) -> None:
-        """Create the tables; those of an older ledger are upgraded."""
-        if self._is_migrated:
-            return
-        try:
-            self._store.bindings("")
-        except (StoreUnavailable, ContentionError, StoreDenied):
-            raise
-        except StoreError:
-            self._store.migrate()
-        self._is_migrated = True
-
-
-def _reject(transaction: Transaction, row: WaitingMessage, reason: str) -> None:
-    dead = dead_of(name_of(row.queue))
-    if _can_be_named(dead):
-        transaction.free([row.moved(dead)])
-    else:
-        transaction.put_back([PutBack(row, reason, None, is_try=False)])
 
 
 def _can_be_named(queue: str) -> bool:

@@ -16,8 +16,11 @@ def bar(counts: Mapping[str, int]) -> Markup:
     """A bar with a part for each count, in its order; what it shows is said in words, too."""
     shown = {word: count for word, count in counts.items() if count}
     said = ", ".join(f"{count:,} {word}" for word, count in shown.items()) or "nothing"
+    total = sum(shown.values())
+    wide = {word: max(count / total * _WIDTH, _LEAST) for word, count in shown.items()}
     parts, left = [], 0.0
-    for word, width in _widths(shown).items():
+    for word, share in wide.items():
+        width = share * _WIDTH / sum(wide.values())
         rect = Markup('<rect class="{}" x="{}" width="{}" height="{}"/>')
         parts.append(
             rect.format(word.replace(" ", "-"), f"{left:.2f}", f"{width:.2f}", f"{_HEIGHT:g}")
@@ -32,13 +35,6 @@ def _picture(kind: str, said: str, height: float, parts: Sequence[Markup]) -> Ma
         'preserveAspectRatio="none">{}</svg>'
     )
     return svg.format(kind, said, f"{_WIDTH:g}", f"{height:g}", Markup("").join(parts))
-
-
-def _widths(counts: Mapping[str, int]) -> Mapping[str, float]:
-    total = sum(counts.values())
-    wide = {word: max(count / total * _WIDTH, _LEAST) for word, count in counts.items()}
-    scale = _WIDTH / sum(wide.values()) if wide else 1.0
-    return {word: width * scale for word, width in wide.items()}
 
 
 def columns(series: Mapping[str, Sequence[int]], words: Sequence[str], said: str) -> Markup:

@@ -1,6 +1,6 @@
 """What each page shows, as its template takes it: the dashboard and the report show the same."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from itertools import groupby, islice
@@ -88,22 +88,20 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
     """What was handled and what went wrong, hour by hour and by consumer; as `oncely activity
     --json` has it.
     """
+    _, *counts = Hour._fields
+    hours = []
+    for number, group in groupby(went_on.points, key=lambda point: point.began // _HOUR_S):
+        found = [*group]
+        sums = (sum(getattr(each, name) for each in found) for name in counts)
+        hours.append(Hour(number * _HOUR_S, *sums))
     return {
-        "hours": [*_by_hour(went_on.points)],
+        "hours": hours,
         "hour": went_on.hour,
         "day": _worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
         "day_count": len(went_on.day),
         "is_kept": ops.keeps_activity(ledger),
         "now": now,
     }
-
-
-def _by_hour(points: Sequence[ops.Point]) -> Iterator[Hour]:
-    _, *counts = Hour._fields
-    for number, group in groupby(points, key=lambda point: point.began // _HOUR_S):
-        found = [*group]
-        sums = (sum(getattr(each, name) for each in found) for name in counts)
-        yield Hour(number * _HOUR_S, *sums)
 
 
 def consumers(ledger: Ledger, found: ops.Status) -> Contents:
@@ -128,22 +126,18 @@ def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Co
     found = ops.select(ledger, selection, limit)
     names = {each.key.consumer for each in found.records}
     doubts = ops.doubts(ledger, found.records)
+    # Workers of these that were silent for too long, and held claims.
+    lost = (
+        each.as_dict()
+        for each in ops.workers(ledger)
+        if each.worker.claims and not each.is_alive and each.worker.consumer in names
+    )
     return {
         "records": [(record_mark(each.record), each.as_dict(now)) for each in doubts],
-        "lost": [each.as_dict() for each in _lost(ledger, names)],
+        "lost": [*islice(lost, WORKERS)],
         "more": found.more,
         "now": now,
     }
-
-
-def _lost(ledger: Ledger, consumers: Collection[str]) -> Iterable[ops.SeenWorker]:
-    """Workers of these that were silent for too long, and held claims."""
-    found = (
-        each
-        for each in ops.workers(ledger)
-        if each.worker.claims and not each.is_alive and each.worker.consumer in consumers
-    )
-    return islice(found, WORKERS)
 
 
 def failed(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:

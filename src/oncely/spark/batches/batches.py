@@ -5,7 +5,7 @@ A batch is itself a message: it is claimed, run and ended like any other, by the
 handler is stored on the batch alone, and then rolled forward to its members.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -126,7 +126,16 @@ class Batches:
         was extended.
         """
         total = Counts()
-        for found in patiently(lambda: list(self._unfinished()), self._consumer):
+        consumer = self._lifecycle.consumer
+        unfinished = patiently(
+            lambda: [
+                record
+                for state in (State.PROCESSING, State.HANDLED, State.FAILED)
+                for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
+            ],
+            self._consumer,
+        )
+        for found in unfinished:
             record = self._waited_for(found)
             folder = (found.metadata or {}).get(_STAGING)
             if record is not None and folder is not None and not is_process_stopping():
@@ -134,10 +143,6 @@ class Batches:
                 batch = Batch(spark, key, Staging(folder), self._settings, None, self._partitions)
                 total += self._see_through(batch, record)
         return total
-
-    def _unfinished(self) -> Iterator[Record]:
-        for state in (State.PROCESSING, State.HANDLED, State.FAILED):
-            yield from self._ledger.scan(self._lifecycle.consumer, state, limit=_MOST_UNFINISHED)
 
     def _waited_for(self, record: Record) -> Record | None:
         """Wait until the lease is over, or is extended; return the record then."""
@@ -187,22 +192,18 @@ class Batches:
         told = Message(batch.key)
         match asked_probe(lambda message: probe(message.id), told):
             case "happened":
-                return self._complete_probed(batch)
+                # Until all is completed the batch stays in doubt: after a crash the probe is asked
+                # again.
+                claimed = self._claimed(batch)
+                batch.complete(claimed)
+                policy = replace(self._policy, on_in_doubt=lambda _: "happened")
+                lifecycle = replace(self._lifecycle, policy=policy)
+                run_inline(lifecycle.claim(lifecycle.sync_driver, [self._turn(batch)]))
+                return Counts(received=claimed.messages, handled=claimed.messages)
             case "not_happened":
                 return self._run(batch, replace(self._policy, on_in_doubt="retry"))
             case _:
                 return self._run(batch, replace(self._policy, on_in_doubt="hold"))
-
-    def _complete_probed(self, batch: Batch) -> Counts:
-        """Complete a batch whose handler has succeeded, by its probe. Until all is completed the
-        batch stays in doubt: after a crash the probe is asked again.
-        """
-        claimed = self._claimed(batch)
-        batch.complete(claimed)
-        policy = replace(self._policy, on_in_doubt=lambda _: "happened")
-        lifecycle = replace(self._lifecycle, policy=policy)
-        run_inline(lifecycle.claim(lifecycle.sync_driver, [self._turn(batch)]))
-        return Counts(received=claimed.messages, handled=claimed.messages)
 
     # ---- One batch -----------------------------------------------------------------------------
 
@@ -229,7 +230,11 @@ class Batches:
                     counts = Counts(waiting=-number) if has_waited else Counts(received=number)
                 return self._ended(batch, turn, claimed, counts)
             case InDoubt():
-                return self._hold(batch, self._claimed(batch))
+                claimed = self._claimed(batch)
+                if batch.staging.is_marked(IN_DOUBT):
+                    return Counts()
+                batch.doubt(claimed)
+                return Counts(received=claimed.messages, in_doubt=claimed.messages)
             case Exhausted(record):
                 return self._fail(batch, self._claimed(batch), record.error or "")
             case _:
@@ -247,7 +252,10 @@ class Batches:
                 context.step(_BEGUN.format(claim.fence), lambda: None)
                 self._call(batch, claimed, turn)
         except BaseException:
-            self._leave(turn)
+            # Another program takes the batch up at once, without waiting for its lease.
+            [newest] = lifecycle.let_go([turn])
+            with suppress(OncelyError):
+                self._ledger.extend(newest, _AT_ONCE)
             raise
         turn.called()
         run_inline(lifecycle.store(lifecycle.sync_driver, [turn]))
@@ -270,12 +278,6 @@ class Batches:
             )
             turn.raised(error)
         reached("after_batch_handler")
-
-    def _leave(self, turn: Turn) -> None:
-        """Let another program take the batch up at once, without waiting for its lease."""
-        [claim] = self._lifecycle.let_go([turn])
-        with suppress(OncelyError):
-            self._ledger.extend(claim, _AT_ONCE)
 
     def _ended(self, batch: Batch, turn: Turn, claimed: JobReport, counts: Counts) -> Counts:
         """The counts of a batch whose handler has ended, added to `counts`."""
@@ -304,9 +306,3 @@ class Batches:
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
         batch.fail(claimed, error)
         return Counts(received=claimed.messages, failed=claimed.messages)
-
-    def _hold(self, batch: Batch, claimed: JobReport) -> Counts:
-        if batch.staging.is_marked(IN_DOUBT):
-            return Counts()
-        batch.doubt(claimed)
-        return Counts(received=claimed.messages, in_doubt=claimed.messages)

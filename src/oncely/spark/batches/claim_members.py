@@ -6,7 +6,7 @@ that runs again is granted the same messages again.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,29 +38,6 @@ class Delivery(NamedTuple):
     source: RecordBatch
 
 
-class NewFile:
-    """The file of a task's new messages, with all their columns."""
-
-    def __init__(self, staging: Staging) -> None:
-        self._staging = staging
-        self._name = ""
-        self._writer: Any = None
-
-    def write(self, source: RecordBatch, numbers: Sequence[int]) -> None:
-        """Add these rows of a chunk."""
-        if self._writer is None:
-            self._name, self._writer = self._staging.new_file(source.schema)
-        rows = pa.array(numbers, pa.int64())
-        self._writer.write_table(pa.Table.from_batches([source]).take(rows))
-
-    def close(self) -> list[str]:
-        """Finish the file; return its name, if anything was written."""
-        if self._writer is None:
-            return []
-        self._writer.close()
-        return [self._name]
-
-
 class ClaimTask:
     """One run over the deliveries of one partition; the copies of an id are next to each other."""
 
@@ -71,13 +48,16 @@ class ClaimTask:
         batch_key: str,
         token: int,
         quarantine: Quarantine,
-        new: NewFile,
+        staging: Staging,
     ) -> None:
         self._ledger = ledger
         self._options = options
         self._batch_key = batch_key
         self._token = token
-        self._new = new
+        self._staging = staging
+        self.files: list[str] = []
+        """The file of the new messages, with all their columns, if there are any."""
+        self._writer: Any = None
         self._horizon = Horizon(options.policy, options)
         self._since = ledger.now() if options.since is None else options.since
         self._tally = RunTally(options.policy, quarantine, self._since)
@@ -90,12 +70,20 @@ class ClaimTask:
 
     def run(self, batches: Iterable[RecordBatch]) -> None:
         """Write the granted deliveries, and count all others."""
-        for chunk in _chunks(batches, self._options.chunk):
-            self.counts.received += len(chunk)
-            self._take([delivery for delivery in chunk if self._tally.is_message(delivery.row)])
-            last = chunk[-1].row.id
-            self._granted = {last: self._granted[last]} if last in self._granted else {}
-        self._wait_for_busy()
+        for batch in batches:
+            for rows in read_chunks(numbered([batch]), lambda: self._options.chunk):
+                self.counts.received += len(rows)
+                self._take([Delivery(row, batch) for row in rows if self._tally.is_message(row)])
+                last = rows[-1].id
+                self._granted = {last: self._granted[last]} if last in self._granted else {}
+        # Claim again what another worker holds, until it is released or its lease is over.
+        began = time.monotonic()
+        while self._busy:
+            clock.sleep(_POLL_S)
+            busy, self._busy = self._busy, []
+            self._take(busy, time.monotonic() - began)
+        if self._writer is not None:
+            self._writer.close()
 
     def _take(self, deliveries: Sequence[Delivery], waited_s: float = 0.0) -> None:
         """Claim each message once, for its first delivery; the others are its copies."""
@@ -136,7 +124,17 @@ class ClaimTask:
         outcomes = patiently(ask, self._options.consumer)
         reached("some_members_claimed")
         answered = list(zip(deliveries, outcomes, strict=True))
-        self._write_granted([each for each, outcome in answered if isinstance(outcome, Granted)])
+        granted = [each for each, outcome in answered if isinstance(outcome, Granted)]
+        self._granted |= {each.row.id: each.row.fingerprint() for each in granted}
+        self.granted += len(granted)
+        # Deliveries that have waited may be of several.
+        for source in {id(each.source): each.source for each in granted}.values():
+            if self._writer is None:
+                name, self._writer = self._staging.new_file(source.schema)
+                self.files.append(name)
+            numbers = [each.row.number for each in granted if each.source is source]
+            rows = pa.Table.from_batches([source]).take(pa.array(numbers, pa.int64()))
+            self._writer.write_table(rows)
         too_old = [(each, outcome) for each, outcome in answered if isinstance(outcome, TooOld)]
         for delivery, outcome in answered:
             if not isinstance(outcome, Granted | TooOld):
@@ -146,14 +144,6 @@ class ClaimTask:
             judged = zip(too_old, verdicts, strict=True)
             again = [each for (each, _), why in judged if self._tally.may_run(each.row, why)]
             self._ask(again, 0.0)
-
-    def _write_granted(self, granted: Sequence[Delivery]) -> None:
-        for delivery in granted:
-            self._granted[delivery.row.id] = delivery.row.fingerprint()
-        self.granted += len(granted)
-        # Deliveries that have waited may be of several.
-        for source in {id(delivery.source): delivery.source for delivery in granted}.values():
-            self._new.write(source, [each.row.number for each in granted if each.source is source])
 
     def _count_refused(self, delivery: Delivery, outcome: Outcome, waited_s: float) -> None:
         # The other batch finishes its messages, and may itself wait for messages of this one.
@@ -165,17 +155,3 @@ class ClaimTask:
                 self.counts.waiting += 1
         elif self._tally.refused(outcome, lambda: delivery.row, waited_s) is not None:
             self._busy.append(delivery)
-
-    def _wait_for_busy(self) -> None:
-        """Claim again what another worker holds, until it is released or its lease is over."""
-        began = time.monotonic()
-        while self._busy:
-            clock.sleep(_POLL_S)
-            busy, self._busy = self._busy, []
-            self._take(busy, time.monotonic() - began)
-
-
-def _chunks(batches: Iterable[RecordBatch], size: int) -> Iterator[list[Delivery]]:
-    for batch in batches:
-        for rows in read_chunks(numbered([batch]), lambda: size):
-            yield [Delivery(row, batch) for row in rows]

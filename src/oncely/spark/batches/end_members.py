@@ -18,7 +18,7 @@ from oncely.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.spark.modes.steady import patiently
-from oncely.spark.sink.message_rows import Row, numbered, read_chunks
+from oncely.spark.sink.message_rows import numbered, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
 
 _AT_ONCE = "1ms"
@@ -42,8 +42,12 @@ def end_members(
     lifecycle = replace(lifecycle, retry_queue=RetryQueue(options.consumer))
     ended = 0
     for rows in read_chunks(numbered(batches), lambda: options.chunk):
-        ordered = sorted(rows, key=lambda row: row.id)
-        _end(lifecycle, [_turn(row, token) for row in ordered], error)
+        turns = []
+        for row in sorted(rows, key=lambda row: row.id):
+            turn = Turn(row.id, message=row.message(None))
+            turn.token = token
+            turns.append(turn)
+        _end(lifecycle, turns, error)
         ended += len(rows)
     return ended
 
@@ -59,12 +63,6 @@ def _end(lifecycle: Lifecycle, turns: Sequence[Turn], error: str | None) -> None
     for turn in granted:
         if turn.refusal is not None:
             raise turn.refusal
-
-
-def _turn(row: Row, token: int) -> Turn:
-    turn = Turn(row.id, message=row.message(None))
-    turn.token = token
-    return turn
 
 
 def doubt_members(

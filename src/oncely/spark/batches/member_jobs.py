@@ -15,7 +15,7 @@ from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import OncelyError
 from oncely.core.record import birth_of
 from oncely.ledger import Ledger
-from oncely.spark.batches.claim_members import ClaimTask, NewFile
+from oncely.spark.batches.claim_members import ClaimTask
 from oncely.spark.batches.end_members import doubt_members, end_members
 from oncely.spark.batches.staging import Staging
 from oncely.spark.ledgers import migrated_ledger
@@ -131,10 +131,9 @@ class JobWriter(DataSourceArrowWriter):
         options, job = self._options, self._job
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        new = NewFile(job.staging)
         quarantine = Quarantine(options.quarantine, job.batch_key, partition)
         try:
-            task = ClaimTask(ledger, options, job.batch_key, job.token, quarantine, new)
+            task = ClaimTask(ledger, options, job.batch_key, job.token, quarantine, job.staging)
             task.run(batches)
             quarantine.close()
         except BaseException:
@@ -142,4 +141,4 @@ class JobWriter(DataSourceArrowWriter):
             raise
         if task.counts.settled + task.granted != task.counts.received:
             raise OncelyError(f"of {task.counts.received} deliveries some are not accounted for")
-        return JobReport(task.counts, task.granted, new.close())
+        return JobReport(task.counts, task.granted, task.files)

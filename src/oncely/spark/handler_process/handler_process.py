@@ -116,18 +116,11 @@ def _leave_worker(own: Connection) -> None:
                 os.dup2(nothing, file)
 
 
-def _keep_from_children(connection: Connection) -> None:
-    """Close the connection in forked children: else the worker would not see this process die."""
-
-    def let_go() -> None:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, connection.fileno())
-
-    os.register_at_fork(after_in_child=let_go)
-
-
 def _serve(connection: Connection, journal: Journal, worker: int) -> None:
-    _keep_from_children(connection)
+    # Closed in forked children: else the worker would not see this process die.
+    os.register_at_fork(
+        after_in_child=lambda: os.dup2(os.open(os.devnull, os.O_RDWR), connection.fileno())
+    )
     watch = _Watch(worker)
     with suppress(EOFError, OSError):
         while True:

@@ -83,8 +83,14 @@ class TaskSupervisor:
         """Run the task over these rows; return its counts. Raises the task's own errors."""
         while True:
             process = _living()
+            self._state.counts.received = self._state.counts.settled
+            self._given = [given.left() for given in self._given if not all(given.is_settled)]
+            self._again = [*self._given]
+            context = context_of_task()
+            order = TaskOrder(self._name, self._options, context, sys.path, self._state)
             try:
-                self._start(process)
+                with _line():
+                    process.connection.send(order)
                 ended = self._oversee(process, batches)
             except _LineBrokenError as error:
                 _log.debug(
@@ -103,14 +109,6 @@ class TaskSupervisor:
                     return ended
                 raise ended
 
-    def _start(self, process: HandlerProcess) -> None:
-        self._state.counts.received = self._state.counts.settled
-        self._given = [given.left() for given in self._given if not all(given.is_settled)]
-        self._again = [*self._given]
-        order = TaskOrder(self._name, self._options, context_of_task(), sys.path, self._state)
-        with _line():
-            process.connection.send(order)
-
     def _oversee(
         self, process: HandlerProcess, batches: Iterator[RecordBatch]
     ) -> Counts | BaseException:
@@ -128,7 +126,12 @@ class TaskSupervisor:
                 case link.DONE:
                     return Counts(**said["counts"])
                 case link.RAISED:
-                    return broken or _as_raised(said)
+                    module, _, name = said["type"].rpartition(".")
+                    kind = getattr(errors, name, None) if module == errors.__name__ else None
+                    text = said["text"]
+                    error = OncelyError(f"{name}: {text}") if kind is None else kind(text)
+                    error.__cause__ = _RemoteError(f"\n{said['trace']}")
+                    return broken or cast(Exception, error)
 
     def _give(
         self, process: HandlerProcess, batches: Iterator[RecordBatch]
@@ -136,7 +139,14 @@ class TaskSupervisor:
         """Send the next rows, if there are any; return the error if Spark fails to read them."""
         broken = given = None
         try:
-            given = self._again.pop(0) if self._again else self._next_given(batches)
+            given = self._again.pop(0) if self._again else None
+            rows = given or next((each for each in batches if each.num_rows), None)
+            if isinstance(rows, RecordBatch):
+                numbers = range(self._next, self._next + rows.num_rows)
+                self._next = numbers.stop
+                given = _Given(numbers, rows, bytearray(rows.num_rows))
+                kept = [each.kept() for each in self._given if not all(each.is_settled)]
+                self._given = [*kept, given]
         except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
             broken = error
         with _line():
@@ -146,16 +156,6 @@ class TaskSupervisor:
                 end = link.END if broken is None else link.BROKEN
                 link.send(process.connection, {"is": end})
         return broken
-
-    def _next_given(self, batches: Iterator[RecordBatch]) -> _Given | None:
-        rows = next((each for each in batches if each.num_rows), None)
-        if rows is None:
-            return None
-        numbers = range(self._next, self._next + rows.num_rows)
-        self._next = numbers.stop
-        given = _Given(numbers, rows, bytearray(rows.num_rows))
-        self._given = [each.kept() for each in self._given if not all(each.is_settled)] + [given]
-        return given
 
     def _note(self, said: Mapping[str, Any]) -> None:
         if said["settled"]:
@@ -218,15 +218,6 @@ def _line() -> Iterator[None]:
         yield
     except (EOFError, OSError) as error:
         raise _LineBrokenError from error
-
-
-def _as_raised(said: Mapping[str, Any]) -> Exception:
-    """The error of a task, in this process."""
-    module, _, name = said["type"].rpartition(".")
-    kind = getattr(errors, name, None) if module == errors.__name__ else None
-    error = OncelyError(f"{name}: {said['text']}") if kind is None else kind(said["text"])
-    error.__cause__ = _RemoteError(f"\n{said['trace']}")
-    return cast(Exception, error)
 
 
 class _RemoteError(Exception):

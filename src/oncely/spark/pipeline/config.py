@@ -130,7 +130,10 @@ class PipelineConfig:
         self.folder = file.absolute().parent
         self.source = tables.source
         self.message = tables.message
-        self.source_path = self._source_path()
+        path = self.source_path = tables.source.path and self._absolute(tables.source.path)
+        is_pattern = path and (has_magic(path) or "{" in path)
+        if path and "://" not in path and not is_pattern and not Path(path).exists():
+            raise self.wrong("[source] path", f"{path!r} does not exist")
         self.source_options = self._source_options()
         self.pipeline = pipeline = tables.pipeline
         self.spark = as_text(tables.spark)
@@ -155,7 +158,17 @@ class PipelineConfig:
         options = {**pipeline.model_dump(include=_SINKS_OPTIONS), **places}
         self.sink_options = as_text(options) | as_text(tables.policy)
         """The options of the sink that the file sets."""
-        self._check_apart()
+        in_file = location.removeprefix("sqlite:///")
+        apart = {
+            "[pipeline] ledger": None if in_file == location else in_file,
+            **{f"[pipeline] {name}": self.sink_options.get(name) for name in _FOLDERS},
+            "[pipeline] checkpoint": self.checkpoint,
+            "[source] path": self.source_path,
+        }
+        try:
+            check_apart(apart)
+        except ConfigError as error:
+            raise ConfigError(f"{self.file}: {error}") from None
         self._check_sink()
         self._check_columns()
         self._check_places()
@@ -177,15 +190,6 @@ class PipelineConfig:
             for other in others:
                 text = text.removeprefix(other)
             raise self.wrong(key, text) from error
-
-    def _source_path(self) -> str | None:
-        if self.source.path is None:
-            return None
-        path = self._absolute(self.source.path)
-        is_pattern = has_magic(path) or "{" in path
-        if "://" not in path and not is_pattern and not Path(path).exists():
-            raise self.wrong("[source] path", f"{path!r} does not exist")
-        return path
 
     def _source_options(self) -> dict[str, str]:
         """The source's options for Spark; those of our own source are checked."""
@@ -221,19 +225,6 @@ class PipelineConfig:
         if folder and "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
             raise self.wrong(f"[pipeline] {key}", f"{folder!r} is a file; name a folder")
         return folder
-
-    def _check_apart(self) -> None:
-        file = self.address.location.removeprefix("sqlite:///")
-        places = {
-            "[pipeline] ledger": None if file == self.address.location else file,
-            **{f"[pipeline] {name}": self.sink_options.get(name) for name in _FOLDERS},
-            "[pipeline] checkpoint": self.checkpoint,
-            "[source] path": self.source_path,
-        }
-        try:
-            check_apart(places)
-        except ConfigError as error:
-            raise ConfigError(f"{self.file}: {error}") from None
 
     def _check_sink(self) -> None:
         """Check what the sink checks, before Spark starts, and with the URLs that are secret."""
@@ -277,7 +268,14 @@ class PipelineConfig:
         """Open the ledger, whose folder is created, and write into the folders."""
         with self.checking("[pipeline] ledger", "ledger: "):
             if self.address.location.startswith("sqlite:"):
-                _make_folder(sqlite_file(self.address.location))
+                file = sqlite_file(self.address.location)
+                try:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    text = f"{error.filename!r} cannot be made: {error.strerror}"
+                    raise ConfigError(text) from error
+                if file.is_dir():
+                    raise ConfigError(f"{str(file)!r} is a folder; name a file")
             open_named_ledger(*self.address)
         if "://" not in self.checkpoint:
             # Only Spark can check a URI.
@@ -303,15 +301,6 @@ class PipelineConfig:
                         f'{interval!r} is not one; write "available_now", "once" or a time ("5s")',
                     ) from error
                 return {"processingTime": f"{int(length_s * 1000)} milliseconds"}
-
-
-def _make_folder(file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{error.filename!r} cannot be made: {error.strerror}") from error
-    if file.is_dir():
-        raise ConfigError(f"{str(file)!r} is a folder; name a file")
 
 
 def read_config(

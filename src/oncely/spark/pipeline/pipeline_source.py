@@ -64,7 +64,17 @@ def _read_rows(spark: SparkSession, config: PipelineConfig) -> DataFrame:
             if schema is not None:
                 reader = reader.schema(schema)
             rows = reader.load(_streamable(config.source_path))
-        return _visible(_with_text_id(rows, config), config)
+        id_ = unquoted(config.message.id)
+        if id_ in rows.columns and rows.schema[id_].dataType.simpleString() == "variant":
+            # The id as the declared string, and the raw value next to it.
+            rows = rows.withColumn(_RAW_ID, f.col(quoted(id_)))
+            rows = rows.withColumn(id_, f.variant_get(_RAW_ID, "$", "string"))
+        # The columns that the file's expressions may name, and the inner one.
+        inner = {_LINE, _RAW_ID}
+        if _CORRUPT not in (source.schema_ or ""):
+            inner.add(_CORRUPT)
+        names = [quoted(name) for name in rows.columns if name not in inner]
+        return rows.select(*names, f.struct(*_diagnosis(rows, config)).alias(_INNER))
     except PySparkException as error:
         raise config.wrong("[source]", first_line(error)) from error
     except Py4JJavaError as error:
@@ -92,15 +102,6 @@ def _read_lines(
     return lines.select(_LINE, fields).select(_LINE, "fields.*")
 
 
-def _visible(rows: DataFrame, config: PipelineConfig) -> DataFrame:
-    """The rows with the columns that the file's expressions may name, and the inner one."""
-    inner = {_LINE, _RAW_ID}
-    if _CORRUPT not in (config.source.schema_ or ""):
-        inner.add(_CORRUPT)
-    names = [quoted(name) for name in rows.columns if name not in inner]
-    return rows.select(*names, f.struct(*_diagnosis(rows, config)).alias(_INNER))
-
-
 def _streamable(path: str | None) -> str | None:
     """A path for a file stream, which needs a folder or a pattern: one file becomes a pattern."""
     if path is None or not Path(path).is_file():
@@ -126,29 +127,13 @@ def _schema(
         return None
     if source.format in _CAN_BE_CORRUPT and _CORRUPT not in schema.fieldNames():
         schema = schema.add(_CORRUPT, StringType())
-    return _with_raw_id(schema, config) if source.format == "json" else schema
-
-
-def _with_raw_id(schema: StructType, config: PipelineConfig) -> StructType:
-    """The schema with the raw id column: for a string column, Spark would read 17 as "17"."""
-    return StructType(
-        [
-            StructField(field.name, VariantType())
-            if field.name == unquoted(config.message.id) and field.dataType == StringType()
-            else field
-            for field in schema.fields
-        ]
-    )
-
-
-def _with_text_id(rows: DataFrame, config: PipelineConfig) -> DataFrame:
-    """The rows with the id column as the declared string, and the raw value next to it."""
-    name = unquoted(config.message.id)
-    if name not in rows.columns or rows.schema[name].dataType.simpleString() != "variant":
-        return rows
-    return rows.withColumn(_RAW_ID, f.col(quoted(name))).withColumn(
-        name, f.variant_get(_RAW_ID, "$", "string")
-    )
+    if source.format == "json":
+        # The raw id: for a string column, Spark would read 17 as "17".
+        id_, text = unquoted(config.message.id), StringType()
+        raw = {each.name for each in schema if each.name == id_ and each.dataType == text}
+        fields = (StructField(n.name, VariantType()) if n.name in raw else n for n in schema)
+        schema = StructType([*fields])
+    return schema
 
 
 def _column(rows: DataFrame, config: PipelineConfig, name: str, expression: str) -> Column:

@@ -119,13 +119,16 @@ class _PipelineRun:
             while query.isActive and not channel.refusal and not self.stop.wait(_LOOK_S):
                 self.on_progress(channel.progress())
                 self.recorded.count(channel.committed())
-                if self._is_idle(query):
+                # Idle: no batch is running or will run soon, which would take the due messages.
+                has_interval = "processingTime" in self.config.trigger
+                if has_interval and self._waits and not query.status["isTriggerActive"]:
                     due.look()
             error = query.exception()
             if channel.refusal is not None:
                 channel.stop(_GRACE_S)
                 raise OncelyError(channel.refusal)
-            while error is None and self._has_more(due) and not self.stop.wait(_LOOK_S):
+            goes_on = error is None and self.drains and self._waits
+            while goes_on and due.look() and not self.stop.wait(_LOOK_S):
                 self.on_progress(channel.progress())
             if error is None and self.stop.is_set():
                 channel.stop(_GRACE_S)
@@ -134,14 +137,6 @@ class _PipelineRun:
             query.stop()
         if error is not None:
             raise error
-
-    def _is_idle(self, query: StreamingQuery) -> bool:
-        """Whether no batch is running or will run soon, which would take the due messages."""
-        has_interval = "processingTime" in self.config.trigger
-        return has_interval and self._waits and not query.status["isTriggerActive"]
-
-    def _has_more(self, due: DueRuns) -> bool:
-        return self.drains and self._waits and due.look()
 
     @property
     def _waits(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oncely.core.durations import seconds
+from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.locations import absolute_location, hidden, read_secret
 from oncely.spark.option_values import refuse_unknown, required, whole_number
@@ -54,12 +54,18 @@ def read_rabbitmq_options(options: Mapping[str, str]) -> RabbitmqOptions:
     """Check the options of the source. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
     refuse_unknown(given, _NAMES, passed_over=())
+    location = absolute_location(required(given, "url", _EXAMPLE))
+    queue, spool = required(given, "queue", "orders"), required(given, "spool", "/var/spool/orders")
+    if "://" in spool:
+        raise ConfigError(f"option spool: {spool!r} is not a folder that this machine has mounted")
     read = RabbitmqOptions(
-        location=absolute_location(required(given, "url", _EXAMPLE)),
-        queue=required(given, "queue", "orders"),
-        spool=_folder(required(given, "spool", "/var/spool/orders")),
+        location=location,
+        queue=queue,
+        spool=str(Path(spool).absolute()),
         max_messages=whole_number(given, "max_messages_per_batch", _MAX_MESSAGES),
-        wait_s=_wait_s(given.get("wait", "1s")),
+        wait_s=positive_seconds(
+            given.get("wait", "1s"), "option wait", 'ask the broker without a pause; write "1s"'
+        ),
         keep_segments=whole_number(given, "keep_segments", _KEEP_SEGMENTS),
     )
     read.transport()
@@ -74,15 +80,3 @@ def beside(options: Mapping[str, str], folder: Path) -> dict[str, str]:
     if "url" in located:
         located["url"] = absolute_location(located["url"], folder)
     return located
-
-
-def _folder(path: str) -> str:
-    if "://" in path:
-        raise ConfigError(f"option spool: {path!r} is not a folder that this machine has mounted")
-    return str(Path(path).absolute())
-
-
-def _wait_s(text: str) -> float:
-    if wait_s := seconds(text, "option wait"):
-        return wait_s
-    raise ConfigError('option wait: zero would ask the broker without a pause; write "1s"')

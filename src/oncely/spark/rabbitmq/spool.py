@@ -41,7 +41,11 @@ class Spool:
         folder holds messages of another queue, or if the folder cannot be created.
         """
         try:
-            _make(self._folder)
+            # With its parents, so that they survive a power failure.
+            missing = [each for each in (self._folder, *self._folder.parents) if not each.exists()]
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for each in missing:
+                _sync(each.parent)
             owner = (self._folder / ".queue").open("a+", encoding="utf-8")
         except OSError as error:
             raise self._wrong(f"cannot be made: {error.strerror}") from error
@@ -180,14 +184,6 @@ def _time(time: datetime | None) -> datetime | None:
         return time and (time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC))
     except OverflowError:
         return None
-
-
-def _make(folder: Path) -> None:
-    """Create a folder and its parents, so that they survive a power failure."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        _sync(each.parent)
 
 
 def _sync(folder: Path) -> None:

@@ -74,7 +74,10 @@ class DriverChannel:
 
     def __init__(self, host: str, bind: str | None = None) -> None:
         self.token = secrets.token_hex(16)
-        self._listener = _listening_at(bind or host)
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            _plain(bind or host), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self._listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         """The host:port for the sink's option."""
         self.refusal: str | None = None
@@ -182,7 +185,14 @@ class DriverChannel:
             oldest.transport.abort()
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
-                await self._answer(reader, caller)
+                challenge = secrets.token_bytes(_CHALLENGE // 2).hex().encode()
+                caller.write(challenge)
+                proof = await reader.readexactly(_PROOF)
+                if not hmac.compare_digest(proof, _proof(self.token, challenge)):
+                    return
+                said = json.loads(await reader.readuntil(b"\n"))
+                caller.write(_line(self._hear(said)))
+                await caller.drain()
         except _ABORTS as error:
             _log.debug(
                 "a call of a task was aborted: %(reason)s",
@@ -192,16 +202,6 @@ class DriverChannel:
         finally:
             self._callers.pop(caller, None)
             caller.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
-        challenge = secrets.token_bytes(_CHALLENGE // 2).hex().encode()
-        caller.write(challenge)
-        proof = await reader.readexactly(_PROOF)
-        if not hmac.compare_digest(proof, _proof(self.token, challenge)):
-            return
-        said = json.loads(await reader.readuntil(b"\n"))
-        caller.write(_line(self._hear(said)))
-        await caller.drain()
 
     def _hear(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Process a caller's message, and return the answer."""
@@ -327,13 +327,6 @@ def report_batch(address: str, token: str, counts: Counts) -> None:
     After this returns, Spark may end the query, and the pipeline reads the counts.
     """
     _ask_patiently(address, token, {"batch": uuid4().hex, "counts": vars(counts)})
-
-
-def _listening_at(host: str) -> socket.socket:
-    [(family, _, _, _, address), *_] = socket.getaddrinfo(
-        _plain(host), 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
 
 
 def _plain(host: str) -> str:

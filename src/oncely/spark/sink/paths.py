@@ -27,18 +27,16 @@ def absolute_paths(options: Mapping[str, str]) -> dict[str, str]:
     """
     options = {"quarantine": "oncely-quarantine", **options}
     folders = {name: absolute(options[name]) for name in _FOLDERS if options.get(name)}
-    locations = {name: _located(options[name]) for name in _LOCATIONS if options.get(name)}
+    locations = {}
+    for name in _LOCATIONS:
+        if options.get(name):
+            locations[name] = absolute_location(options[name])
+            # The driver need not have the executors' secrets.
+            with suppress(ConfigError):
+                url = read_secret(locations[name], "")
+                if url.startswith("sqlite:"):
+                    locations[name] = absolute_location(url)
     return {**options, **folders, **locations}
-
-
-def _located(location: str) -> str:
-    location = absolute_location(location)
-    # The driver need not have the executors' secrets.
-    with suppress(ConfigError):
-        url = read_secret(location, "")
-        if url.startswith("sqlite:"):
-            return absolute_location(url)
-    return location
 
 
 def check_apart(places: Mapping[str, str | None]) -> None:

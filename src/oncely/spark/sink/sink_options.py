@@ -122,12 +122,23 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
     given = absolute_paths({name.lower(): value for name, value in options.items()})
     refuse_unknown(given, _NAMES)
-    policy = read_policy(_policy_values(given), given.get("handler_path"))
+    values: dict[str, Any] = {name: given[name] for name in POLICY_FIELDS if name in given}
+    if "tries" in values:
+        values["tries"] = whole_number(given, "tries", 0)
+    if "backoff" in values:
+        values["backoff"] = [delay.strip() for delay in values["backoff"].split(",")]
+    policy = read_policy(values, given.get("handler_path"))
     mode = cast(Mode, choice("mode", given.get("mode", "leased"), get_args(Mode)))
     _check_mode(mode, given, policy)
     transport = given.get("transport")
     consumer = check_consumer(required(given, "consumer", "billing"))
-    ledger = _check_ledger(required(given, "ledger", "sqlite:////var/lib/ledger.db"), mode)
+    ledger = required(given, "ledger", "sqlite:////var/lib/ledger.db")
+    if mode == "transactional":
+        try:
+            check_transactions(ledger)
+        except ConfigError as error:
+            raise ConfigError(f'{error}, or write mode "leased"') from None
+    check_shared(ledger)
     names = ("quarantine", "archive", "staging", "checkpointLocation")
     places = {f"option {name}": given.get(name.lower()) for name in names}
     file = ledger.removeprefix("sqlite:///") if ledger.startswith("sqlite:") else None
@@ -221,16 +232,6 @@ def import_handler(options: SinkOptions) -> Callable[..., Any]:
     return handler
 
 
-def _check_ledger(url: str, mode: Mode) -> str:
-    """`url`, if `mode` can use a ledger there. Raises ConfigError."""
-    if mode == "transactional":
-        try:
-            check_transactions(url)
-        except ConfigError as error:
-            raise ConfigError(f'{error}, or write mode "leased"') from None
-    return check_shared(url)
-
-
 def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     """A policy that the sink can follow. Raises ConfigError, which names the field.
 
@@ -251,15 +252,6 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
         if getattr(policy, name) != getattr(Policy(), name):
             raise ConfigError(f"{name}: on Spark it is always {getattr(Policy(), name)!r}")
     return policy
-
-
-def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {name: given[name] for name in POLICY_FIELDS if name in given}
-    if "tries" in values:
-        values["tries"] = whole_number(given, "tries", 0)
-    if "backoff" in values:
-        values["backoff"] = [delay.strip() for delay in values["backoff"].split(",")]
-    return values
 
 
 def import_function(name: str, what: str, folder: str | None = None) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Batches: as many rows as go into one statement."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,19 +13,14 @@ MOST_BYTES = 4_000_000
 
 def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:
     """`items` in parts of at most `MOST_ROWS`, and `MOST_BYTES` by the sizes that `weigh` gives."""
-    if weigh is not None:
-        return _weighed(items, weigh)
-    return [items[start : start + MOST_ROWS] for start in range(0, len(items), MOST_ROWS)]
-
-
-def _weighed(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[Sequence[T]]:
-    batch: list[T] = []
-    weight = 0
+    if weigh is None:
+        return [items[start : start + MOST_ROWS] for start in range(0, len(items), MOST_ROWS)]
+    found: list[list[T]] = []
+    weight = MOST_BYTES
     for item in items:
         weight += weigh(item)
-        if batch and (len(batch) == MOST_ROWS or weight > MOST_BYTES):
-            yield batch
-            batch, weight = [], weigh(item)
-        batch.append(item)
-    if batch:
-        yield batch
+        if not found or len(found[-1]) == MOST_ROWS or weight > MOST_BYTES:
+            found.append([])
+            weight = weigh(item)
+        found[-1].append(item)
+    return found

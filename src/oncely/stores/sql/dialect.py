@@ -14,7 +14,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, auto
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 from sqlalchemy import (
     ColumnElement,
@@ -32,20 +32,19 @@ from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
 from oncely.core.cases import Case, Row
 from oncely.core.record import Key, Record
-from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.record_rows import (
     LOADED,
     RENEWED,
     Columns,
-    by_index,
     completed_since,
     record_of,
 )
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Believed, Clock, Loaded
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from oncely.stores.sql.postgresql_listener import PostgresqlListener
 
 _MOST_SAMPLES = 400
 """SQLite takes at most 500 queries in one UNION."""
@@ -138,7 +137,7 @@ class Dialect(ABC):
         self.tables = tables
         self._clock = clock
         # A batch has one of few shapes, by the columns that differ from row to row.
-        self._text = lru_cache(_built)
+        self._text: Callable[..., str] = lru_cache(lambda build, *shape: build(*shape))
         self.is_inside = is_inside
         self.is_hurried = is_hurried
         self.table = tables.records
@@ -236,7 +235,7 @@ class Dialect(ABC):
     def _rows_by_batch(
         self, link: SqlConnection, keys: Collection[Key], *, locks: bool
     ) -> Iterator[Sequence[Any]]:
-        for batch in batches(by_index(keys)):
+        for batch in batches(sorted(keys)):
             yield from self.rows_of(link, batch, locks=locks)
 
     @abstractmethod
@@ -309,7 +308,7 @@ class Dialect(ABC):
             if found:
                 keys = [Key(row.provider, row.message_id) for row in found]
                 # By key: for many ids MariaDB reads all rows, and waits for any that is locked.
-                self.run(connection, self.removal(self.name), self.key_values(by_index(keys)))
+                self.run(connection, self.removal(self.name), self.key_values(sorted(keys)))
                 if steps:
                     self.remove_steps(connection, keys)
             raised = self.consumer_written("forgotten_until", only_later=True)
@@ -317,16 +316,9 @@ class Dialect(ABC):
                 self.run(connection, raised, {"consumer": consumer, "value": horizon})
         return len(found), str(found[-1].id) if found else after
 
-    def has_beside(self, link: SqlConnection) -> tuple[bool, bool]:
-        """Whether there are any waiting messages, and any steps."""
-        tables = (self.waiting_name, self.steps_name)
-        asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
-        some_wait, some_steps = self.run(link, f"SELECT {asked}").fetchone()
-        return bool(some_wait), bool(some_steps)
-
     def remove_steps(self, link: SqlConnection, keys: Sequence[Key]) -> None:
         """Remove the steps of one of `batches` of messages."""
-        self.run(link, self.removal(self.steps_name), self.key_values(by_index(keys)))
+        self.run(link, self.removal(self.steps_name), self.key_values(sorted(keys)))
 
     # ---- Consumers -----------------------------------------------------------------------------
 
@@ -390,7 +382,7 @@ class Dialect(ABC):
     def tell(self, link: SqlConnection) -> None:  # noqa: B027 - not all can.
         """Notify those who wait for messages that some can be taken, once this is committed."""
 
-    def listener(self, notify: Callable[[], None]) -> Listener | None:  # noqa: ARG002 - as `tell`.
+    def listener(self, notify: Callable[[], None]) -> "PostgresqlListener | None":  # noqa: ARG002 - as `tell`.
         """Calls `notify` at each notification; None where the database does not notify."""
         return None
 
@@ -563,10 +555,6 @@ class Dialect(ABC):
         """The time, in seconds since 1970."""
         now = self.now
         return float(self.run(link, f"SELECT {self.clock}").fetchone()[0]) if now is None else now
-
-
-def _built(build: Callable[..., str], *shape: tuple[str, ...]) -> str:
-    return build(*shape)
 
 
 def granting(lacking: Iterable[Sequence[str]], role: Callable[[], str]) -> list[str]:

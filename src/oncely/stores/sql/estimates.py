@@ -1,7 +1,7 @@
 """What records add up to in a large table, without reading all of it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,27 +28,31 @@ def tallies(at: ConnectedTables[Connection], most: int) -> Mapping[tuple[str, St
     if not at.dialect.samples or not _is_over(at, most):
         return record_queries.tallies(at)
     sample = at.dialect.sample(at.link, SAMPLE)
+    # The sample may hold no record of a consumer.
+    known: Any = at.run(f"SELECT provider FROM {at.dialect.consumers_name}").fetchall()
     found = {
-        **{(consumer, State.COMPLETED): _NONE for consumer in _known(at)},
+        **{(consumer, State.COMPLETED): _NONE for [consumer] in known},
         **_estimated(at, sample),
     }
     rest = record_queries.tallies(at, unfinished=most + 1)
     is_whole = sum(tally.count for tally in rest.values()) <= most
     for key, tally in rest.items():
-        found[key] = tally if is_whole else _at_least(tally, found.get(key, _NONE))
+        estimated = found.get(key, _NONE)
+        found[key] = tally
+        if not is_whole:
+            # Only some of the rows were read.
+            found[key] = replace(
+                tally,
+                count=max(tally.count, estimated.count),
+                duplicates=max(tally.duplicates, estimated.duplicates),
+                is_estimate=True,
+            )
     return {
         (consumer, state): tally
         for (consumer, state), tally in found.items()
         # Who is in the sample may have been completed before the index was read.
         if state is State.COMPLETED or not is_whole or (consumer, state) in rest
     }
-
-
-def _at_least(some: Tally, estimated: Tally) -> Tally:
-    """Of rows of which only some were read."""
-    count = max(some.count, estimated.count)
-    duplicates = max(some.duplicates, estimated.duplicates)
-    return replace(some, count=count, duplicates=duplicates, is_estimate=True)
 
 
 def _is_over(at: ConnectedTables[Connection], most: int) -> bool:
@@ -70,9 +74,3 @@ def _estimated(at: ConnectedTables[Connection], sample: Sample) -> dict[tuple[st
         key: Tally(round(count * share), 0, 0.0, round(duplicates[key] * share), is_estimate=True)
         for key, count in rows.items()
     }
-
-
-def _known(at: ConnectedTables[Connection]) -> Sequence[str]:
-    """Consumers of which the sample may hold no record."""
-    rows: Any = at.run(f"SELECT provider FROM {at.dialect.consumers_name}").fetchall()
-    return [row[0] for row in rows]

@@ -96,11 +96,20 @@ class _JoinedSqlTransaction(SqlTransaction):
         self, link: "_JoinedSqlConnection", dialect: Dialect, translate: Translate
     ) -> None:
         def translated(error: Exception) -> Exception:
-            if link.is_broken_by(error):
-                return _undone()
-            if link.is_timed_out(error):
+            state = _state_of(error)
+            if state == _IN_ERROR:
+                return _undone(
+                    "a statement has failed inside the block, so the database stores nothing of "
+                    "the transaction; let that error leave the block, or use a savepoint"
+                )
+            if state in _TIMED_OUT:
                 link.owner.lose()
-                return _timed_out()
+                return _undone(
+                    "the server has ended the session, since its transaction stood idle or lasted "
+                    "for longer than it allows, and stores nothing of it; raise "
+                    "idle_in_transaction_session_timeout or transaction_timeout, or do what takes "
+                    "long outside the transaction"
+                )
             fault = link.fault(error)
             if fault in (Fault.NO_TABLE, Fault.OTHER) and link.has_ended():
                 return _ended()
@@ -178,14 +187,6 @@ class _JoinedSqlConnection:
             if self.fault(error) in (None, Fault.LOST, Fault.READ_ONLY):
                 self.owner.lose()
             raise
-
-    def is_broken_by(self, error: Exception) -> bool:
-        """Whether an error says that an earlier statement failed, and that a commit rolls back."""
-        return _state_of(error) == _IN_ERROR
-
-    def is_timed_out(self, error: Exception) -> bool:
-        """Whether an error says that the server has ended the session for its transaction."""
-        return _state_of(error) in _TIMED_OUT
 
     # ---- Beginning and end ---------------------------------------------------------------------
 
@@ -341,21 +342,8 @@ def _ended() -> EndedError:
     )
 
 
-def _undone() -> EndedError:
-    error = EndedError(
-        "a statement has failed inside the block, so the database stores nothing of the "
-        "transaction; let that error leave the block, or use a savepoint"
-    )
-    error.is_undone = True
-    return error
-
-
-def _timed_out() -> EndedError:
-    error = EndedError(
-        "the server has ended the session, since its transaction stood idle or lasted for longer "
-        "than it allows, and stores nothing of it; raise idle_in_transaction_session_timeout or "
-        "transaction_timeout, or do what takes long outside the transaction"
-    )
+def _undone(why: str) -> EndedError:
+    error = EndedError(why)
     error.is_undone = True
     return error
 

@@ -45,8 +45,6 @@ class Found(NamedTuple):
     collation: str | None
     """The collation of ids. Ids that differ only in case or in a space at the end are different, so
     it compares bytes."""
-    has_waiting: bool
-    """Whether there is a table of waiting messages."""
     lacks_schema: bool
     """Whether a PostgreSQL schema has to be created. In MariaDB it would be a whole database."""
 
@@ -182,12 +180,11 @@ def _found(connection: Connection, name: TableName) -> Found:
     inspector = inspect(connection)
     can_create = connection.dialect.name == "postgresql" and name.schema is not None
     lacks_schema = can_create and name.schema not in inspector.get_schema_names()
-    has_waiting = inspector.has_table(name.beside("waiting"), schema=name.schema)
     if not inspector.has_table(name.table, schema=name.schema):
-        return Found(None, {}, is_mariadb, collation, has_waiting, lacks_schema)
+        return Found(None, {}, is_mariadb, collation, lacks_schema)
     columns = inspector.get_columns(name.table, schema=name.schema)
     defaults = {column["name"]: column["default"] for column in columns}
-    return Found(frozenset(defaults), defaults, is_mariadb, collation, has_waiting, lacks_schema)
+    return Found(frozenset(defaults), defaults, is_mariadb, collation, lacks_schema)
 
 
 def _revision(connection: Connection, name: TableName) -> str | None:

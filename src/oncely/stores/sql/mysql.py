@@ -240,7 +240,11 @@ class Mysql(Dialect):
         return [f"{why} the newest, and messages completed then run again; write {name} = 1."]
 
     def grants(self, link: SqlConnection, needed: Sequence[tuple[str, Table]]) -> list[str]:
-        return granting(self._lacking(link, needed), lambda: self._role(link))
+        def role() -> str:
+            user, _, host = self.run(link, "SELECT CURRENT_USER()").fetchone()[0].rpartition("@")
+            return f"'{user}'@'{host}'"
+
+        return granting(self._lacking(link, needed), role)
 
     def _lacking(
         self, link: SqlConnection, needed: Sequence[tuple[str, Table]]
@@ -259,10 +263,6 @@ class Mysql(Dialect):
                     yield privilege, name
                 elif fault is not Fault.NO_TABLE:
                     raise
-
-    def _role(self, link: SqlConnection) -> str:
-        user, _, host = self.run(link, "SELECT CURRENT_USER()").fetchone()[0].rpartition("@")
-        return f"'{user}'@'{host}'"
 
     def size(self, connection: Connection) -> int | None:
         found = connection.exec_driver_sql(
@@ -455,14 +455,12 @@ class Mysql(Dialect):
         return f"SELECT t.provider, t.message_id FROM {self._joined(varying)} {unchanged}"
 
     def _build_load(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
-        return f"SELECT {self._loaded} {self._found(varying)}"
+        where = _where_key(_values(varying))
+        return f"SELECT {self._loaded} FROM {self._joined(varying)} {where}"
 
     def _build_locking(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
-        locked_at = self.epoch_text(self.moment)
-        return f"SELECT {self._loaded}, {locked_at} {self._found(varying)} FOR UPDATE"
-
-    def _found(self, varying: tuple[str, ...]) -> str:
-        return f"FROM {self._joined(varying)} {_where_key(_values(varying))}"
+        where, locked_at = _where_key(_values(varying)), self.epoch_text(self.moment)
+        return f"SELECT {self._loaded}, {locked_at} FROM {self._joined(varying)} {where} FOR UPDATE"
 
     def _at_one_time(self, varying: tuple[str, ...]) -> str:
         """The batch, with one time for all rows as `c.now`."""
@@ -496,22 +494,17 @@ class _NotAll(Exception):
     """Fewer rows were written than were given."""
 
 
-def _check_length(link: SqlConnection, statement: str) -> None:
-    """Raise StoreError for a statement at which the server would disconnect."""
-    length, most = len(statement.encode()), link.info[_MAX_PACKET]
-    if length >= most:
-        raise StoreError(
-            f"a statement of {length} bytes is too long for the server: raise max_allowed_packet, "
-            f"now {most}"
-        )
-
-
 def _execute(link: SqlConnection, statement: str, values: Mapping[str, Any]) -> Any:
     """A cursor that has executed a statement."""
     cursor = raw_cursor(link)
     # The server disconnects at a statement that is too long.
     length = len(statement) + sum(len(v) for v in values.values() if isinstance(v, str))
     if length > _LONG and length * _BYTES >= link.info[_MAX_PACKET]:
-        _check_length(link, cursor.mogrify(statement, values))
+        written, most = len(cursor.mogrify(statement, values).encode()), link.info[_MAX_PACKET]
+        if written >= most:
+            raise StoreError(
+                f"a statement of {written} bytes is too long for the server: raise "
+                f"max_allowed_packet, now {most}"
+            )
     cursor.execute(statement, values)
     return cursor

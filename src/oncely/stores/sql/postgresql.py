@@ -14,7 +14,6 @@ from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked
 from oncely.core.record import Key, State
 from oncely.core.waiting import digest
-from oncely.stores.notifications import Listener
 from oncely.stores.sql.batches import MOST_ROWS
 from oncely.stores.sql.dialect import (
     Dialect,
@@ -406,7 +405,7 @@ class Postgresql(Dialect):
         self._told_at = now
         return True
 
-    def listener(self, notify: Callable[[], None]) -> Listener:
+    def listener(self, notify: Callable[[], None]) -> PostgresqlListener:
         return PostgresqlListener(self._connected, self._channel, notify)
 
     @contextmanager

@@ -105,7 +105,9 @@ def purge(
     """One batch of `Store.purge`, from the place `after` on; as `Dialect.purge` returns."""
     # To look for waiting messages and steps of each record costs as much as the rest of the purge.
     # Rows that come into these tables from now on are not of records that are old enough.
-    some_wait, some_steps = at.dialect.has_beside(at.link)
+    tables = (at.dialect.waiting_name, at.dialect.steps_name)
+    asked = ", ".join(f"EXISTS (SELECT 1 FROM {name})" for name in tables)
+    some_wait, some_steps = at.run(f"SELECT {asked}").fetchone()
     now = at.dialect.time(at.link)
     record, of_record = at.dialect.table.c, at.dialect.waiting_table.c
     condition = and_(
@@ -117,7 +119,8 @@ def purge(
         )
         condition = and_(condition, ~waits)
     horizon = now - (query.older_than_s or 0.0)
-    return at.dialect.purge(at.link, condition, query.limit, horizon, steps=some_steps, after=after)
+    steps = bool(some_steps)
+    return at.dialect.purge(at.link, condition, query.limit, horizon, steps=steps, after=after)
 
 
 def fitting(dialect: Dialect, query: Query, now: float) -> ColumnElement[bool]:

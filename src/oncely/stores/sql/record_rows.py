@@ -1,7 +1,7 @@
 """Converts between records and rows."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from operator import index, itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -98,7 +98,8 @@ def record_of(table: Table, row: Sequence[Any]) -> Record:
             first_seen=first_seen,
             last_seen=last_seen,
             lease_until=lease_until,
-            metadata=None if metadata is None else _mapping(metadata),
+            # A service that shares the table may have put any JSON there.
+            metadata=None if metadata is None else _mapping(json.loads(metadata)),
             result=None if result is None else json.loads(result),
             fingerprint=fingerprint,
             exhausted=bool(exhausted),
@@ -176,12 +177,7 @@ def _of_keys(keys: Sequence[Key]) -> dict[str, Sequence[str]]:
 
 def kept(rows: Sequence[Mapping[str, Any]]) -> Columns:
     """The values that an insert of waiting messages writes; each row has all of `WAITING`."""
-    return in_columns(WAITING, ([row[name] for name in WAITING] for row in rows))
-
-
-def in_columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Columns:
-    """Rows of these columns, one or more."""
-    return split_columns(dict(zip(names, zip(*rows, strict=True), strict=True)))
+    return split_columns({name: [row[name] for row in rows] for name in WAITING})
 
 
 def split_columns(
@@ -205,14 +201,7 @@ def in_order(rows: Sequence[T]) -> Sequence[T]:
     return sorted(rows, key=_key_of) if len(rows) > 1 else rows
 
 
-def by_index(keys: Collection[Key]) -> list[Key]:
-    """The keys in that order."""
-    return sorted(keys)
-
-
-def _mapping(text: str) -> Mapping[str, Any] | None:
-    """Metadata; a service that shares the table may have put any JSON there."""
-    metadata = json.loads(text)
+def _mapping(metadata: Any) -> Mapping[str, Any] | None:
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None

@@ -16,8 +16,11 @@ def check_joined_source(source: object, ledger: URL, name: TableName) -> None:
     A server may have several addresses, one of them a pooler's: only the name of the database is
     compared.
     """
-    engine = _engine_of(source)
-    if engine is None:
+    # Of an Engine or sessionmaker, plain or async.
+    settings = getattr(source, "kw", None)
+    bind = settings.get("bind") if isinstance(settings, dict) else source
+    engine = getattr(bind, "sync_engine", bind)
+    if not isinstance(engine, Engine):
         return
     ours, theirs = _kind(ledger), _kind(engine.url)
     if ours != theirs:
@@ -34,14 +37,6 @@ def _elsewhere(there: str, here: str) -> ConfigError:
         f"transaction: its connections are to {there}, and the ledger is in {here}; open the "
         "ledger on the same database, as in open_ledger(engine)"
     )
-
-
-def _engine_of(source: object) -> Engine | None:
-    """The engine of an Engine or sessionmaker, plain or async; None where it is not known."""
-    settings = getattr(source, "kw", None)
-    bind = settings.get("bind") if isinstance(settings, dict) else source
-    engine = getattr(bind, "sync_engine", bind)
-    return engine if isinstance(engine, Engine) else None
 
 
 def _kind(url: URL) -> str:

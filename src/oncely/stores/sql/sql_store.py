@@ -33,7 +33,7 @@ from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import Program, TableName
-from oncely.stores.notifications import Listener, Notifications, Poll, ProcessSignal, signal_in
+from oncely.stores.notifications import Notifications, Poll, signal_in
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
@@ -115,7 +115,8 @@ class SqlStore:
         self._name = name.checked()
         self._tables = tables(name, engine.dialect.name)
         self._dialect: Dialect = dialect_of(engine)(engine, self._tables, clock)
-        self.notifications = Notifications(*self._told())
+        signal, poll_s = signal_in(self.database_id), self._dialect.poll_s
+        self.notifications = Notifications(signal, poll_s, self._dialect.listener(signal.send))
         self._poll = Poll(self._newest, self.notifications)
         self._purged_to: dict[tuple[Query, tuple[State, ...]], str] = {}
         """Where the last batch of each purge ended: the next looks there first."""
@@ -126,10 +127,6 @@ class SqlStore:
         self._first_file: tuple[int, int] | None = None
         """Which file that was, when it was first used."""
         afresh_in_children(self)
-
-    def _told(self) -> tuple[ProcessSignal, float, Listener | None]:
-        signal = signal_in(self.database_id)
-        return signal, self._dialect.poll_s, self._dialect.listener(signal.send)
 
     @property
     def batches_at_once(self) -> int:
@@ -386,7 +383,13 @@ class SqlStore:
         for batch in self._dialect.batches(in_order(rows)):
             self._write_batch(self._dialect, batch, write, done)
         if done.locked:
-            raise _locked(done)
+            some = ", ".join(repr(key.message_id) for key in sorted(done.locked)[:3])
+            raise KeysLocked(
+                f"{some}: records locked by another transaction: {len(done.locked)}; ask again "
+                "later",
+                done.locked,
+                done.keys,
+            )
         return done.keys
 
     def _write_batch(
@@ -577,18 +580,3 @@ class _Written(NamedTuple):
 
 
 _Write = Callable[[ConnectedTables[Connection], Sequence[Row]], set[Key]]
-
-
-def _locked(done: _Written) -> KeysLocked:
-    some = ", ".join(repr(key.message_id) for key in sorted(done.locked)[:3])
-    return KeysLocked(
-        f"{some}: records locked by another transaction: {len(done.locked)}; ask again later",
-        done.locked,
-        done.keys,
-    )
-
-
-def _give_back(connection: Connection) -> None:
-    # The work on it is done, or has failed: if it is lost now, that changes nothing.
-    with suppress(SQLAlchemyError):
-        connection.close()

@@ -10,7 +10,6 @@ from oncely.core.record import Key
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import SqlConnection
-from oncely.stores.sql.record_rows import by_index
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Query
 
@@ -24,7 +23,7 @@ def steps_of(
     columns = ", ".join(f"d.{name}" for name in _LOADED)
     statement = f"SELECT {columns} {at.dialect.of_keys(at.dialect.steps_name)}"
     found: dict[Key, dict[str, Any]] = {}
-    for batch in batches(by_index(keys)):
+    for batch in batches(sorted(keys)):
         for row in at.run(statement, at.dialect.key_values(batch)).fetchall():
             *key, name, result = read(at.dialect.tables.steps, _LOADED, row).values()
             found.setdefault(Key(*key), {})[name] = result

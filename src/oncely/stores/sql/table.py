@@ -70,7 +70,10 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
 
     def table(its_name: str, columns: Sequence[Column[Any]], **options: Any) -> Table:
         options |= {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4"}
-        checks = _times_only(columns) if dialect == "sqlite" else []
+        # So that nobody writes times as text or infinity. Only SQLite, in which any value may stand
+        # in any column, needs that; whole numbers have no constraints, for their price.
+        times = [c.name for c in columns if isinstance(c.type, Float) and dialect == "sqlite"]
+        checks = [CheckConstraint(f"{name} BETWEEN -1e15 AND 1e15") for name in times]
         return Table(quoted_name(its_name, quote=True), metadata, *columns, *checks, **options)
 
     def beside(purpose: str, columns: Sequence[Column[Any]], **options: Any) -> Table:
@@ -84,26 +87,16 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
     # A number is never used twice: a late write must not hit another message.
     columns = _waiting_columns(id_type, digest, dialect)
     waiting = beside("waiting", columns, sqlite_autoincrement=True)
-    _index_waiting(waiting, name)
+    c = waiting.c
+    key = UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
+    waiting.append_constraint(key)
+    Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
+    Index(name.index_of_waiting("lanes"), c.queue, c.set_aside, c.lane, c.id)
     return SqlTables(
         records,
         waiting,
-        beside("steps", _step_columns(id_type)),
-        beside("consumers", _consumer_columns(id_type)),
-        beside("bindings", _binding_columns(id_type)),
-        beside("activity", _activity_columns(id_type)),
-        beside("workers", _worker_columns(id_type)),
-        beside("runs", _run_columns(id_type)),
-        beside("audit", _audit_columns(id_type)),
+        **{name: beside(name, columns) for name, columns in _other_columns(id_type).items()},
     )
-
-
-def _times_only(columns: Sequence[Column[Any]]) -> list[CheckConstraint]:
-    """Constraints, so that nobody writes times as text or infinity. Only SQLite, in which any value
-    may stand in any column, needs them; whole numbers have none, for their price.
-    """
-    times = [each.name for each in columns if isinstance(each.type, Float)]
-    return [CheckConstraint(f"{name} BETWEEN -1e15 AND 1e15") for name in times]
 
 
 def _numbers(dialect: str) -> list[Identity]:
@@ -185,95 +178,66 @@ def _waiting_columns(id_type: String, digest: String, dialect: str) -> list[Colu
     ]
 
 
-def _index_waiting(table: Table, name: TableName) -> None:
-    c = table.c
-    table.append_constraint(
-        UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
-    )
-    Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
-    Index(name.index_of_waiting("lanes"), c.queue, c.set_aside, c.lane, c.id)
+def _other_columns(id_type: String) -> dict[str, list[Column[Any]]]:
+    """The columns of the other tables, by what each is for."""
 
+    def key(*names: str) -> list[Column[Any]]:
+        return [Column(name, id_type, primary_key=True) for name in names]
 
-def _step_columns(id_type: String) -> list[Column[Any]]:
-    """The result of a finished step."""
-    return [
-        *(Column(name, id_type, primary_key=True) for name in ("message_id", "provider", "name")),
-        Column("result", LONG_TEXT, nullable=False),
-        Column("created_at", TIME, nullable=False),
-    ]
+    def given(kind: Any, *names: str) -> list[Column[Any]]:
+        return [Column(name, kind, nullable=False) for name in names]
 
-
-def _consumer_columns(id_type: String) -> list[Column[Any]]:
-    """The retention and the horizon of a consumer."""
-    return [
-        Column("provider", id_type, primary_key=True),
-        Column("retention_s", Double),
-        # Seconds since 1970, and not a time: it is compared exactly as it was read.
-        Column("forgotten_until", Double),
-    ]
-
-
-def _binding_columns(id_type: String) -> list[Column[Any]]:
-    """A queue, and events that it has subscribed to."""
-    return [
-        Column("queue", id_type, primary_key=True),
-        # Empty: queues in a database have no exchange.
-        Column("exchange", id_type, primary_key=True),
-        # The types of events that it takes; empty where the row only says that the queue exists.
-        Column("pattern", id_type, primary_key=True),
-    ]
-
-
-# What follows is written by few and read by people: its times are seconds since 1970.
-
-
-def _activity_columns(id_type: String) -> list[Column[Any]]:
-    """What a worker did for a consumer in a period."""
-    counts = ("handled", "failed", "exhausted", "duplicates", "in_doubt")
-    return [
-        Column("provider", id_type, primary_key=True),
-        Column("worker", id_type, primary_key=True),
-        Column("began", LONG, primary_key=True, autoincrement=False),
-        *(Column(name, LONG, nullable=False) for name in counts),
-        # A JSON list.
-        Column("seconds", LONG_TEXT, nullable=False),
-    ]
-
-
-def _worker_columns(id_type: String) -> list[Column[Any]]:
-    """A process that works with the ledger."""
-    return [
-        Column("id", id_type, primary_key=True),
-        *(Column(name, id_type, nullable=False) for name in ("kind", "provider", "host")),
-        Column("pid", LONG, nullable=False),
-        Column("version", id_type, nullable=False),
-        Column("started", Double, nullable=False),
-        Column("seen", Double, nullable=False),
-        Column("claims", LONG, nullable=False),
-    ]
-
-
-def _run_columns(id_type: String) -> list[Column[Any]]:
-    """A run on Spark."""
-    return [
-        Column("id", id_type, primary_key=True),
-        *(Column(name, id_type, nullable=False) for name in ("name", "provider")),
-        Column("began", Double, nullable=False),
-        Column("ended", Double),
-        # JSON.
-        Column("totals", LONG_TEXT, nullable=False),
-        Column("error", LONG_TEXT),
-    ]
-
-
-def _audit_columns(id_type: String) -> list[Column[Any]]:
-    """Something that a person changed, or has begun to change."""
-    return [
-        Column("id", LONG, primary_key=True, autoincrement=True),
-        Column("at", Double, nullable=False),
-        *(Column(name, id_type, nullable=False) for name in ("changed_by", "action")),
-        *(Column(name, id_type, nullable=False) for name in ("provider", "message_id")),
-        # Unknown until the action has ended.
-        *(Column(name, LONG) for name in ("chosen", "changed", "refused")),
-        Column("why", LONG_TEXT, nullable=False),
-    ]
+    return {
+        # The result of a finished step.
+        "steps": [
+            *key("message_id", "provider", "name"),
+            *given(LONG_TEXT, "result"),
+            *given(TIME, "created_at"),
+        ],
+        # The retention and the horizon of a consumer. The horizon is seconds since 1970, and not a
+        # time: it is compared exactly as it was read.
+        "consumers": [
+            *key("provider"),
+            Column("retention_s", Double),
+            Column("forgotten_until", Double),
+        ],
+        # A queue, and events that it has subscribed to. `exchange` is empty: queues in a database
+        # have none. So is `pattern`, the type of an event, where the row only says that the queue
+        # exists.
+        "bindings": key("queue", "exchange", "pattern"),
+        # What follows is written by few and read by people: its times are seconds since 1970.
+        # What a worker did for a consumer in a period; `seconds` is a JSON list.
+        "activity": [
+            *key("provider", "worker"),
+            Column("began", LONG, primary_key=True, autoincrement=False),
+            *given(LONG, "handled", "failed", "exhausted", "duplicates", "in_doubt"),
+            *given(LONG_TEXT, "seconds"),
+        ],
+        # A process that works with the ledger.
+        "workers": [
+            *key("id"),
+            *given(id_type, "kind", "provider", "host"),
+            *given(LONG, "pid"),
+            *given(id_type, "version"),
+            *given(Double, "started", "seen"),
+            *given(LONG, "claims"),
+        ],
+        # A run on Spark; `totals` is JSON.
+        "runs": [
+            *key("id"),
+            *given(id_type, "name", "provider"),
+            *given(Double, "began"),
+            Column("ended", Double),
+            *given(LONG_TEXT, "totals"),
+            Column("error", LONG_TEXT),
+        ],
+        # Something that a person changed, or has begun to change: the counts are unknown until the
+        # action has ended.
+        "audit": [
+            Column("id", LONG, primary_key=True, autoincrement=True),
+            *given(Double, "at"),
+            *given(id_type, "changed_by", "action", "provider", "message_id"),
+            *(Column(name, LONG) for name in ("chosen", "changed", "refused")),
+            *given(LONG_TEXT, "why"),
+        ],
+    }

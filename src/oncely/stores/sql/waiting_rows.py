@@ -16,7 +16,7 @@ from oncely.core.waiting import WaitingMessage, lane_in
 from oncely.stores.sql.batches import batches
 from oncely.stores.sql.connected_tables import ConnectedTables
 from oncely.stores.sql.dialect import SqlConnection
-from oncely.stores.sql.record_rows import by_index, split_columns
+from oncely.stores.sql.record_rows import split_columns
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Backlog, Listing, PutBack
 
@@ -107,7 +107,7 @@ def waiting(at: ConnectedTables[SqlConnection], keys: Collection[Key]) -> list[W
     statement = f"SELECT {_columns(at)} {at.dialect.of_keys(at.dialect.waiting_name)}"
     found = [
         _message(at, row)
-        for batch in batches(by_index(keys))
+        for batch in batches(sorted(keys))
         for row in at.run(statement, at.dialect.key_values(batch)).fetchall()
     ]
     return sorted(found, key=_number)
@@ -127,7 +127,15 @@ def take(
     counts: bool = False,
 ) -> list[WaitingMessage]:
     """As Inside says."""
-    among = None if parents is None else _numbers_of(at, parents)
+    among: list[int] | None = None
+    if parents is not None:
+        # A separate query: joined to the other conditions, planners may begin with those.
+        of_these = f"SELECT d.id {at.dialect.of_keys(at.dialect.waiting_name)}"
+        among = [
+            number
+            for batch in batches(sorted(parents))
+            for [number] in at.run(of_these, at.dialect.key_values(batch)).fetchall()
+        ]
     first = "id" if one_per_lane else "held_until"
     taken: list[WaitingMessage] = []
     is_portion = True
@@ -184,16 +192,6 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
         # Others free these at the same time.
         values["held_until"], last = due[-1]
         beyond = f" AND {dialect.after_in_order.format('%(held_until)s', last)}"
-
-
-def _numbers_of(at: ConnectedTables[SqlConnection], parents: Collection[Key]) -> list[int]:
-    # A separate query: joined to the other conditions, planners may begin with those.
-    statement = f"SELECT d.id {at.dialect.of_keys(at.dialect.waiting_name)}"
-    return [
-        number
-        for batch in batches(by_index(parents))
-        for [number] in at.run(statement, at.dialect.key_values(batch)).fetchall()
-    ]
 
 
 def _choose(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal, or_, select
+from sqlalchemy import Connection, Select, and_, func, literal, or_, select
 from sqlalchemy.sql.expression import ColumnCollection
 
 from oncely.core.record import State
@@ -19,11 +19,21 @@ _Columns = ColumnCollection[str, Any]
 def window(at: ConnectedTables[Connection], look: Look) -> Window:
     """As the Store protocol says."""
     states = {query.state for query in look.fits}
+    chosen, c = _marked(at, look), at.dialect.table.c
     if at.dialect.samples and not states & {None, State.COMPLETED}:
-        count = _count(at, states)
+        values = sorted(state.value for state in states if state is not None)
+        unfinished = (NOT_COMPLETED, c.status.in_(values))
+        few = select(literal(1)).select_from(at.dialect.table).where(*unfinished).limit(FEW + 1)
+        counted = select(func.count()).select_from(few.subquery())
+        [[count]] = at.dialect.selected(at.link, counted)
         if count <= FEW:
-            return _of_few(at, look, states)._replace(looked_at=count)
-    return _first(at, look, _marked(at, look), at.dialect.table.c, look.size)
+            # The range of ids is left to the query around this one: for the range, the database
+            # would take the index of the keys, and read what is completed. The limit keeps the two
+            # apart; a few more may be there since they were counted.
+            some = chosen.where(*unfinished).limit(2 * FEW).subquery()
+            fitting_ones = select(some).where(some.c.fits)
+            return _first(at, look, fitting_ones, some.c, look.limit)._replace(looked_at=count)
+    return _first(at, look, chosen, c, look.size)
 
 
 def _first(
@@ -31,7 +41,13 @@ def _first(
 ) -> Window:
     """Of about the first `size` rows of `chosen` after the end of the window before."""
     chosen = chosen.order_by(c.message_id, c.provider)
-    rows = _read(at, chosen.where(_is_later(c.message_id, look)).limit(size + 1))
+    # No upper bound: if PostgreSQL guessed that few rows are below it, it would read all of them
+    # and sort them. One lower bound: with two, SQLite would begin to read at the first of them.
+    # Databases compare ids by the code points of their characters, as Python does.
+    is_later = c.message_id >= look.begins
+    if look.after is not None and look.after >= look.begins:
+        is_later = c.message_id > look.after
+    rows = _read(at, chosen.where(is_later).limit(size + 1))
     within = [row for row in rows if row[0].startswith(look.begins)]
     is_last = len(within) <= size
     if not is_last:
@@ -43,30 +59,6 @@ def _first(
     return Window.of(within, look.limit, is_last=is_last)
 
 
-def _count(at: ConnectedTables[Connection], states: set[State | None]) -> int:
-    """How many are in these states; of more than FEW, one more than that."""
-    some = _unfinished(select(literal(1)).select_from(at.dialect.table), at, states)
-    chosen = select(func.count()).select_from(some.limit(FEW + 1).subquery())
-    [[count]] = at.dialect.selected(at.link, chosen)
-    return int(count)
-
-
-def _of_few(at: ConnectedTables[Connection], look: Look, states: set[State | None]) -> Window:
-    """Of all that are in these states."""
-    # The range of ids is left to the query around this one: for the range, the database would take
-    # the index of the keys, and read what is completed. The limit keeps the two apart; a few more
-    # may be there since they were counted.
-    some = _unfinished(_marked(at, look), at, states).limit(2 * FEW).subquery()
-    return _first(at, look, select(some).where(some.c.fits), some.c, look.limit)
-
-
-def _unfinished(
-    chosen: Select[Any], at: ConnectedTables[Connection], states: set[State | None]
-) -> Select[Any]:
-    values = sorted(state.value for state in states if state is not None)
-    return chosen.where(NOT_COMPLETED, at.dialect.table.c.status.in_(values))
-
-
 def _marked(at: ConnectedTables[Connection], look: Look) -> Select[Any]:
     """The keys of records, and whether each fits. That is not a condition: the database would go on
     reading until enough fit.
@@ -75,17 +67,6 @@ def _marked(at: ConnectedTables[Connection], look: Look) -> Select[Any]:
     now = at.dialect.time(at.link)
     fits = or_(*(fitting(at.dialect, query, now) for query in look.fits))
     return select(c.message_id, c.provider, and_(is_known(at.dialect), fits).label("fits"))
-
-
-def _is_later(message_id: ColumnElement[str], look: Look) -> ColumnElement[bool]:
-    """The ids from which on it looks. There is no upper bound: if PostgreSQL guessed that few rows
-    are below it, it would read all of them and sort them. There is one lower bound: with two,
-    SQLite would begin to read at the first of them. Databases compare ids by the code points of
-    their characters, as Python does.
-    """
-    if look.after is not None and look.after >= look.begins:
-        return message_id > look.after
-    return message_id >= look.begins
 
 
 def _read(at: ConnectedTables[Connection], chosen: Select[Any]) -> list[tuple[str, str, bool]]:

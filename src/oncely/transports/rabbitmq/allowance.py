@@ -46,7 +46,3 @@ class Allowance:
             return False
         self.share = share
         return True
-
-    def shrink(self) -> None:
-        """Set the share by the sizes seen."""
-        self.share = self.fitting

@@ -74,11 +74,18 @@ class Line:
         Raises TransportError when none comes in time, and the line is lost then.
         """
         future: Future[T] = Future()
+
+        def begin() -> None:
+            try:
+                start(future)
+            except Exception as error:  # noqa: BLE001 - it is raised in the caller of `ask`.
+                _fail(future, error_of(error))
+
         with self._lock:
             if self._error is not None:
                 raise self._error
             self._asked.add(future)
-            self.wire.loop.add_callback_threadsafe(lambda: _begin(start, future))
+            self.wire.loop.add_callback_threadsafe(begin)
         return self._answer(future)
 
     def when_written(self, call: Callable[[], object]) -> None:
@@ -132,18 +139,19 @@ class Line:
 
     def _end(self, error: Lost) -> None:
         """Drop the connection, from any thread, without closing it at the broker."""
+
+        def abort() -> None:
+            with self._lock:
+                self._error = self._error or error
+            if self.wire.stream is None:
+                self._leave()
+            else:
+                self.wire.stream.abort()
+
         with self._lock:
             if self._error is None:
-                self.wire.loop.add_callback_threadsafe(lambda: self._abort(error))
+                self.wire.loop.add_callback_threadsafe(abort)
         self._thread.join(_CLOSE_S)
-
-    def _abort(self, error: Lost) -> None:
-        with self._lock:
-            self._error = self._error or error
-        if self.wire.stream is None:
-            self._leave()
-        else:
-            self.wire.stream.abort()
 
     def _leave(self) -> None:
         # A connection that is closing, or lost, must not be closed again.
@@ -295,13 +303,6 @@ def _innermost(error: BaseException) -> BaseException:
     if not inner:
         return error
     return _innermost(inner[-1] if isinstance(inner, list | tuple) else inner)
-
-
-def _begin(start: Callable[["Future[T]"], object], future: "Future[T]") -> None:
-    try:
-        start(future)
-    except Exception as error:  # noqa: BLE001 - it is raised in the caller of `ask`.
-        _fail(future, error_of(error))
 
 
 def succeed(future: "Future[Any]", answer: object) -> None:

@@ -192,12 +192,6 @@ class Intake(Channel):
         self._consumer = b""
         self._last_of_former = next(reversed(self._unacknowledged))
 
-    def _resume(self) -> None:
-        """Consume again, as many messages as fit, when there is room."""
-        if not self._consumer and len(self._unacknowledged) <= self._allowance.fitting // 2:
-            self._allowance.shrink()
-            self._consume()
-
     def _get(self, reply: Reply) -> None:
         """Get a message from the queue, as if the broker had sent it."""
 
@@ -223,18 +217,18 @@ class Intake(Channel):
             else:
                 # Before the multiple acknowledgement, which must not include this message.
                 self.raw.basic_reject(number, requeue=isinstance(verdict, Requeue))
-        self._acknowledge(acknowledged)
-        self._resume()
-        return late
-
-    def _acknowledge(self, numbers: Iterable[int]) -> None:
         first_left = self._first_unacknowledged()
-        together = max((number for number in numbers if number < first_left), default=0)
+        together = max((number for number in acknowledged if number < first_left), default=0)
         if together:
             self.raw.basic_ack(together, multiple=True)
-        for number in numbers:
+        for number in acknowledged:
             if number > first_left:
                 self.raw.basic_ack(number)
+        if not self._consumer and len(self._unacknowledged) <= self._allowance.fitting // 2:
+            # There is room: consume again, as many messages as fit.
+            self._allowance.share = self._allowance.fitting
+            self._consume()
+        return late
 
     def _first_unacknowledged(self) -> float:
         return next(iter(self._unacknowledged), math.inf)

@@ -77,8 +77,12 @@ def content_of(message: Message) -> Content:
             raise MessageError(
                 f"header {header!r}: names that begin with {_OURS} are for oncely only"
             )
-        if header in _TOLD:
-            _tell(header, headers, properties)
+        # What was a property becomes the property again, if possible.
+        match _TOLD.get(header), headers.get(header, ""):
+            case name, value if name in _SENT and len(value.encode(errors="replace")) <= _SHORT:
+                properties[name] = headers.pop(header)
+            case "priority", value if value.isascii() and value.isdigit() and int(value) < 256:
+                properties["priority"] = int(headers.pop(header))
     if message.key is not None:
         headers[_KEY] = message.key
     if message.time is not None:
@@ -140,15 +144,6 @@ def _users(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[st
     if timestamp is not None and moment_of(timestamp) is None:
         users[_TIMESTAMP] = str(timestamp)
     return users
-
-
-def _tell(header: str, headers: dict[str, Any], properties: dict[str, Any]) -> None:
-    """Turn a header that was a property into the property again, if possible."""
-    name, value = _TOLD[header], headers[header]
-    if name in _SENT and len(value.encode(errors="replace")) <= _SHORT:
-        properties[name] = headers.pop(header)
-    elif name == "priority" and value.isascii() and value.isdigit() and int(value) < 256:
-        properties[name] = int(headers.pop(header))
 
 
 def _short(text: str, header: str, headers: dict[str, Any]) -> str | None:

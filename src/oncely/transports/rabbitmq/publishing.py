@@ -44,11 +44,6 @@ class Route(NamedTuple):
     queue: str | None = None
     """The queue to create if it is missing."""
 
-    def may_yet(self, reason: str) -> bool:
-        """Whether a message refused for this reason may be accepted soon."""
-        # A queue of ours may have been deleted since it was created.
-        return reason == NOT_STORED or (reason == _NO_ROUTE and self.queue is not None)
-
     def is_in(self, refusal: str) -> bool:
         """Whether the broker's refusal is about the exchange."""
         return f"exchange '{self.exchange or _DEFAULT}'" in refusal
@@ -74,7 +69,9 @@ class Publishing:
             told = self._publish(route, [contents[index] for index in left])
             refused = {index: refused[index] for index in refused if index not in left}
             refused |= {left[n]: reason for n, reason in told.items()}
-            left = [index for index, reason in refused.items() if route.may_yet(reason)]
+            # A queue of ours may have been deleted since it was created.
+            passing = (NOT_STORED,) if route.queue is None else (NOT_STORED, _NO_ROUTE)
+            left = [index for index, reason in refused.items() if reason in passing]
             if not left:
                 break
         return refused
@@ -85,7 +82,11 @@ class Publishing:
 
     def _publish(self, route: Route, contents: Sequence[Content]) -> Refused:
         for _ in range(_MOST_CHANNELS):
-            publisher = self._own()
+            with self._lock:
+                line = self._reach.line()
+                if self._publisher is None or self._publisher.is_over:
+                    self._publisher = _Publisher(line)
+                publisher = self._publisher
             try:
                 publisher.prepare(route, self._queue_type)
                 return publisher.publish(route, contents)
@@ -102,13 +103,6 @@ class Publishing:
                     return dict.fromkeys(range(len(contents)), lost.text)
                 # The channel was closed for another destination, of another thread.
         raise TransportError("RabbitMQ: others' refused messages have closed the channel too often")
-
-    def _own(self) -> "_Publisher":
-        with self._lock:
-            line = self._reach.line()
-            if self._publisher is None or self._publisher.is_over:
-                self._publisher = _Publisher(line)
-            return self._publisher
 
 
 class _Window:
@@ -189,16 +183,14 @@ class _Publisher(Channel):
                 return
 
     def _on_confirm(self, told: Any) -> None:
-        is_stored = isinstance(told.method, spec.Basic.Ack)
-        for number in self._confirmed(told.method.delivery_tag, multiple=told.method.multiple):
+        is_stored, last = isinstance(told.method, spec.Basic.Ack), told.method.delivery_tag
+        confirmed = [last]
+        if told.method.multiple:
+            confirmed = [*takewhile(lambda number: number <= last, self._unconfirmed)]
+        for number in confirmed:
             window, index = self._unconfirmed.pop(number)
             if not is_stored:
                 window.refused[index] = NOT_STORED
             window.unconfirmed -= 1
             if not window.unconfirmed:
                 window.done(window.refused)
-
-    def _confirmed(self, last: int, *, multiple: bool) -> list[int]:
-        if not multiple:
-            return [last]
-        return list(takewhile(lambda number: number <= last, self._unconfirmed))

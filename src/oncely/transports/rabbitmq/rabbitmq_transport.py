@@ -7,7 +7,7 @@ from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
-from oncely.core.destination import Destination, EventsOf, ExchangeNamed, QueueNamed, destination_of
+from oncely.core.destination import EventsOf, ExchangeNamed, QueueNamed, destination_of
 from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Acknowledgement
@@ -94,7 +94,13 @@ class RabbitmqTransport:
             except MessageError as error:
                 refused[index] = str(error)
         if contents:
-            route = self._route(target, create=create)
+            match target:
+                case QueueNamed(name):
+                    route = Route("", name, name if create else None)
+                case ExchangeNamed(name, routing_key):
+                    route = Route(name, routing_key)
+                case EventsOf(type_):
+                    route = Route(self._settings.exchange, type_)
             by_broker = self._session.publishing.publish(route, list(contents.values()))
             indexes = list(contents)
             passing = {indexes[n] for n, why in by_broker.items() if why == NOT_STORED}
@@ -115,12 +121,3 @@ class RabbitmqTransport:
         session = self._session
         self.start_afresh()
         session.close()
-
-    def _route(self, target: Destination, *, create: bool) -> Route:
-        match target:
-            case QueueNamed(name):
-                return Route("", name, name if create else None)
-            case ExchangeNamed(name, routing_key):
-                return Route(name, routing_key)
-            case EventsOf(type_):
-                return Route(self._settings.exchange, type_)

@@ -6,7 +6,7 @@ from collections.abc import Set
 from pika.connection import Parameters
 
 from oncely._util.clock import monotonic
-from oncely.transports.rabbitmq.connection import ChannelLost, Line, Reach
+from oncely.transports.rabbitmq.connection import ChannelLost, Reach
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.publishing import Publishing
 from oncely.transports.rabbitmq.topology import consumers, make_queue, waiting
@@ -45,7 +45,15 @@ class Session:
             if intake is None or intake.is_over:
                 line = self.consuming.line(until)
                 make_queue(line, queue, self._settings.queue_type)
-                self._await_former(line, queue)
+                # The broker has to requeue the messages of a lost connection first: to a consumer
+                # that comes sooner, it would deliver later messages first.
+                taken_back_at = monotonic() + _TAKEN_BACK_S
+                found = consumers(line, queue)
+                others = 0 if queue in self._alone else self._others.setdefault(queue, found)
+                while found > others and monotonic() < taken_back_at:
+                    if self.closed.wait(_LOOK_S):
+                        break
+                    found = consumers(line, queue)
                 intake = self._intakes[queue] = Intake(line, queue, self._settings)
             return intake
 
@@ -61,16 +69,6 @@ class Session:
             # It has a single active consumer: nobody may get single messages.
             self._counted.add(queue)
             return False
-
-    def _await_former(self, line: Line, queue: str) -> None:
-        """Wait until the broker has requeued the messages of a lost connection. To a consumer that
-        comes sooner, it would deliver later messages first.
-        """
-        until = monotonic() + _TAKEN_BACK_S
-        found = consumers(line, queue)
-        others = 0 if queue in self._alone else self._others.setdefault(queue, found)
-        while found > others and monotonic() < until and not self.closed.wait(_LOOK_S):
-            found = consumers(line, queue)
 
     def has(self, intake: Intake) -> bool:
         """Whether the intake is of this session, so that its deliveries can be acknowledged."""

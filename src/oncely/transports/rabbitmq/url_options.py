@@ -55,7 +55,14 @@ def read_options(address: str, options: str) -> tuple[Parameters, RabbitSettings
         if not address.startswith("amqps:"):
             raise ConfigError(f'{", ".join(files)}: only with TLS; begin the URL with "amqps://"')
         check_files(options)
-        parameters.ssl_options = _ssl_options(files, parameters.host)
+        try:
+            context = ssl.create_default_context(cafile=files.get("cafile"))
+            if certificate := files.get("certfile") or files.get("keyfile"):
+                # Without a password, Python would ask for it at the terminal.
+                context.load_cert_chain(certificate, files.get("keyfile"), password="")
+        except ssl.SSLError as error:
+            raise ConfigError(f"{', '.join(files)}: of no use for TLS: {error}") from error
+        parameters.ssl_options = SSLOptions(context, parameters.host)
     return parameters, RabbitSettings(**said)
 
 
@@ -69,17 +76,6 @@ def _exchange(value: str, _: str) -> str:
     if value:
         return value
     raise ConfigError('exchange: it has no name; write "oncely"')
-
-
-def _ssl_options(files: Mapping[str, str], host: str) -> SSLOptions:
-    try:
-        context = ssl.create_default_context(cafile=files.get("cafile"))
-        if certificate := files.get("certfile") or files.get("keyfile"):
-            # Without a password, Python would ask for it at the terminal.
-            context.load_cert_chain(certificate, files.get("keyfile"), password="")
-    except ssl.SSLError as error:
-        raise ConfigError(f"{', '.join(files)}: of no use for TLS: {error}") from error
-    return SSLOptions(context, host)
 
 
 _seconds = partial(positive_seconds, harm=_HARM)

@@ -169,7 +169,14 @@ class _Framing(AbstractStreamProtocol):
             if end > size:
                 break
             if not self._is_delivered(kind, channel, data[first : end - spec.FRAME_END_SIZE]):
-                self.inner.data_received(self._shown(kind, channel, data[start:end]))
+                shown = data[start:end]
+                if kind == spec.FRAME_HEADER:
+                    # Without its properties.
+                    body, last = first + _CONTENT_BYTES, end - spec.FRAME_END_SIZE
+                    self._wire.properties[channel] = data[body:last]
+                    head = _FRAME.pack(spec.FRAME_HEADER, channel, _CONTENT_BYTES + 2)
+                    shown = head + data[first:body] + _NO_PROPERTIES
+                self.inner.data_received(shown)
             start = end
         self._rest = data[start:]
         if self._has_delivered:
@@ -199,12 +206,3 @@ class _Framing(AbstractStreamProtocol):
             if receive := self._wire.receivers.get(channel):
                 receive(sent)
         return True
-
-    def _shown(self, kind: int, channel: int, frame: bytes) -> bytes:
-        """The frame as pika gets it."""
-        if kind != spec.FRAME_HEADER:
-            return frame
-        first = _FRAME.size + _CONTENT_BYTES
-        self._wire.properties[channel] = frame[first : -spec.FRAME_END_SIZE]
-        head = _FRAME.pack(spec.FRAME_HEADER, channel, _CONTENT_BYTES + 2)
-        return head + frame[_FRAME.size : first] + _NO_PROPERTIES

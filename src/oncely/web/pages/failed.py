@@ -19,7 +19,7 @@ _EDITABLE = 100_000
 
 def letters(visit: Visit) -> Response:
     """The dead letters of a consumer, or of all."""
-    return listed(visit, "failed.html", contents.failed, LETTERS.values(), "dead list")
+    return listed(visit, "failed", "Failed", contents.failed, LETTERS.values(), "dead list")
 
 
 def export(visit: Visit) -> Response:

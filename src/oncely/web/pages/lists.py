@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from starlette.responses import Response
 
@@ -27,17 +28,25 @@ def more_of(visit: Visit, more: bool) -> str | None:
     return visit.here(limit=min(10 * visit.limit, MOST)) if more and visit.limit < MOST else None
 
 
+def part(visit: Visit, name: str, title: str, **shown: Any) -> Response:
+    """A page that is one part."""
+    return visit.page("part.html", part=name, title=title, **shown)
+
+
 def listed(
     visit: Visit,
-    page: str,
+    name: str,
+    title: str,
     show: Callable[[Ledger, str | None, int, float], Contents],
     decisions: Iterable[OperatorDecision],
     words: str,
 ) -> Response:
     """The messages of a consumer, or of all, that `show` gives, and what can be decided of them."""
     shown = show(visit.ledger, visit.consumer, visit.limit, visit.ledger.now())
-    return visit.page(
-        page,
+    return part(
+        visit,
+        name,
+        title,
         **shown,
         more_link=more_of(visit, shown["more"]),
         decisions=[*decisions],
@@ -73,18 +82,22 @@ def in_doubt(visit: Visit) -> Response:
     consumer, or of all.
     """
     decisions = (each for each in RECORDS.values() if ops.IN_DOUBT in each.words)
-    return listed(visit, "in_doubt.html", contents.in_doubt, decisions, "list --state in-doubt")
+    words = "list --state in-doubt"
+    return listed(visit, "in-doubt", "In doubt", contents.in_doubt, decisions, words)
 
 
 def waiting(visit: Visit) -> Response:
     """What has failed and is tried again by itself, and when: of a consumer, or of all."""
-    return listed(visit, "waiting.html", contents.waiting, WAITING.values(), "waiting")
+    decisions = WAITING.values()
+    return listed(visit, "waiting", "Waiting", contents.waiting, decisions, "waiting")
 
 
 def outbox(visit: Visit) -> Response:
     """What handlers have sent and a relay has not published yet, by destination."""
-    return visit.page(
-        "outbox.html",
+    return part(
+        visit,
+        "outbox",
+        "Outbox",
         **contents.outbox(visit.ledger, ops.backlogs(visit.ledger), visit.ledger.now()),
         decisions=UNSENT.values(),
         command="oncely outbox status --json",
@@ -96,20 +109,21 @@ def queues(visit: Visit) -> Response:
     `queues`.
     """
     shown = contents.queues(ops.backlogs(visit.ledger))
-    return visit.page("queues.html", **shown, command="oncely status --json")
+    return part(visit, "queues", "Queues", **shown, command="oncely status --json")
 
 
 def workers(visit: Visit) -> Response:
     """The processes that work with the ledger."""
     shown = contents.workers(visit.ledger, visit.ledger.now())
-    return visit.page("workers.html", **shown, command="oncely workers --json")
+    return part(visit, "workers", "Workers", **shown, command="oncely workers --json")
 
 
 def runs(visit: Visit) -> Response:
     """The runs on Spark that began last."""
     shown = contents.runs(visit.ledger, visit.limit, visit.ledger.now())
     more_link = more_of(visit, shown["more"])
-    return visit.page("runs.html", **shown, more_link=more_link, command=command("runs", visit))
+    shown |= {"more_link": more_link, "command": command("runs", visit)}
+    return part(visit, "runs", "Runs on Spark", **shown)
 
 
 def audit(visit: Visit) -> Response:

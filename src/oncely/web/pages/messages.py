@@ -22,8 +22,17 @@ def search(visit: Visit) -> Response:
     `oncely list --sort id --json` has them.
     """
     found, error = ops.Searched([], 0, None), None
+    text, state = visit.query("text"), visit.query("state")
+    contains = visit.query("how") == _CONTAINS
+    begins, after = None if contains else text, visit.query("after")
     try:
-        found = _found(visit)
+        selection = ops.Selection(
+            consumer=visit.consumer,
+            states=[state] if state else [],
+            older_than=visit.query("older_than"),
+            text=text if contains else None,
+        )
+        found = ops.search(visit.ledger, selection, visit.limit, begins=begins, after=after)
     except ConfigError as wrong:
         error = str(wrong)
     now = visit.ledger.now()
@@ -43,19 +52,6 @@ def search(visit: Visit) -> Response:
         now=now,
         command=None if error else command(f"list --sort id{_options(visit)}", visit),
     )
-
-
-def _found(visit: Visit) -> ops.Searched:
-    text, state = visit.query("text"), visit.query("state")
-    contains = visit.query("how") == _CONTAINS
-    selection = ops.Selection(
-        consumer=visit.consumer,
-        states=[state] if state else [],
-        older_than=visit.query("older_than"),
-        text=text if contains else None,
-    )
-    begins, after = None if contains else text, visit.query("after")
-    return ops.search(visit.ledger, selection, visit.limit, begins=begins, after=after)
 
 
 def _options(visit: Visit) -> str:

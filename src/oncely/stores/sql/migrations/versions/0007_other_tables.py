@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oncely.stores.names import TableName
     from oncely.stores.sql.migrating import Found
 
-revision = "0006"
+revision = "0007"
 down_revision = "0001"
 
 
