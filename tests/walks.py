@@ -31,7 +31,7 @@ class Walker:
 
     def __init__(self) -> None:
         self._calls = self._objects = self._statements = 0
-        self._codes: set[CodeType] = set()
+        self._codes: dict[CodeType, None] = {}
         self._is_counting = False
 
     @contextmanager
@@ -56,6 +56,12 @@ class Walker:
         self._codes.clear()
         self._is_counting = True
 
+    @property
+    def way(self) -> list[str]:
+        """The files that it has passed, in the order in which it came to each."""
+        names = (Path(code.co_filename).relative_to(_SOURCES).as_posix() for code in self._codes)
+        return [*dict.fromkeys(names)]
+
     def end(self) -> Walk:
         """Stop counting. Returns what was counted since `begin`."""
         self._is_counting = False
@@ -71,7 +77,7 @@ class Walker:
         code = frame.f_code
         if code.co_filename.startswith(_SOURCES):
             self._calls += 1
-            self._codes.add(code)
+            self._codes[code] = None
         self._objects += _makes_one_of_ours(frame)
 
 

@@ -1,6 +1,7 @@
 """What a message costs in code: its way through each face has a budget, which only shrinks."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -42,6 +43,17 @@ _ROUNDS = 5
 def least(walks: Sequence[Walk]) -> Walk:
     """What each of them needed: anything more came by chance, as a heartbeat does."""
     return Walk(*(min(column) for column in zip(*walks, strict=True)))
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "architecture.md"
+
+
+def check_page(walker: Walker, title: str) -> None:
+    """The page lists files of this walk, in the order in which a message comes to them."""
+    [section] = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S)
+    listed = re.findall(r"^\d+\. `([^`]+)`", section, re.M)
+    assert listed
+    assert [file for file in walker.way if file in listed] == listed
 
 
 def check(name: str, walks: Sequence[Walk]) -> None:
@@ -88,6 +100,7 @@ def test_once(walker: Walker, open_in: OpenIn) -> None:
             charge(number)
             walks.append(walker.end())
     check("once", walks)
+    check_page(walker, "A call of a function under `once`")
 
 
 class WatchedTransport(StoreTransport):
@@ -132,6 +145,7 @@ def test_consumer(walker: Walker, open_in: OpenIn, where: str) -> None:
             consumer.stop()
             consuming.join()
     check(f"consumer, {where}", transport.walks)
+    check_page(walker, "A delivery of a consumer")
 
 
 def test_http(walker: Walker, open_in: OpenIn) -> None:
@@ -178,6 +192,7 @@ def test_http(walker: Walker, open_in: OpenIn) -> None:
     with walker.followed(), closing(open_in("SQLite")) as ledger:
         asyncio.run(ask_all(IdempotencyKey(application, ledger, consumer="api")))
     check("http", walks)
+    check_page(walker, "A request with an idempotency key")
 
 
 @pytest.mark.parametrize("where", ["memory", "SQLite"])
@@ -209,3 +224,5 @@ def test_spark(
             run_task(ledger, lambda _: None, tmp_path, ids)
             walks.append(walker.end())
     check(f"spark, {where}, {count}", walks)
+    if count == 1:
+        check_page(walker, "A task of Spark")
