@@ -13,9 +13,8 @@ from oncely.core.errors import ConfigError
 from oncely.core.record import Record
 from oncely.engine.async_calls import AsyncCalls, awaited
 from oncely.engine.driver import Driver, SyncDriver
-from oncely.engine.group_commit import STALL_S, Call, CallPhase, GroupCommit, Posts
 from oncely.engine.mailbox import LedgerMailbox
-from oncely.engine.request import to_give_back
+from oncely.engine.task_calls import settled, settled_to_the_end, until_done
 from oncely.engine.transaction import JoinedTransaction
 from oncely.ledger import Ledger
 from oncely.stores.store import KeyRange, Wanted
@@ -92,13 +91,8 @@ class AsyncLedger(AsyncCalls):
         return self._ledger.mailbox
 
     async def _settle_one(self, command: Command) -> Outcome:
-        call = _tasks_here(self._group_commit).call(command)
-        try:
-            await call.future
-        except (asyncio.CancelledError, GeneratorExit):
-            self._group_commit.abandon(call)
-            raise
-        return call.value()
+        running_loop()
+        return await settled(self._group_commit, command)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
@@ -171,121 +165,21 @@ class AsyncDriver(Driver):
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
         """A single command goes together with those of other tasks."""
         if len(commands) == 1:
-            return [await self._settle_one(commands[0])]
+            running_loop()
+            return [await settled_to_the_end(self._group_commit, commands[0])]
         return await self.run(self.calls._settle_each, commands)
 
     async def pause(self, seconds: float) -> None:
         """Return after that many seconds."""
         await clock.pause(seconds)
 
-    async def _settle_one(self, command: Command) -> Outcome:
-        call, stop = await self._to_the_end(command)
-        if stop is None:
-            return call.value()
-        if not isinstance(call.result, Exception) and (undo := to_give_back(call.result)):
-            await self._to_the_end(undo)
-        raise stop
-
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""
         # A future of the executor, not a task: the end of asyncio.run cancels all tasks.
         call = partial(copy_context().run, function, *args)
         done = running_loop().run_in_executor(None, call)
-        stop = None
-        while not done.done():
-            try:
-                await asyncio.shield(done)
-            except asyncio.CancelledError as error:
-                stop = error
-            except Exception:  # noqa: BLE001, S110 - `result` raises it.
-                pass
-        if stop is not None:
+        if (stop := await until_done(done)) is not None:
             # Read, and not used: otherwise asyncio logs that an exception was never retrieved.
             done.exception()
             raise stop
         return done.result()
-
-    async def _to_the_end(
-        self, command: Command
-    ) -> tuple["_TaskCall", asyncio.CancelledError | None]:
-        call = _tasks_here(self._group_commit).call(command)
-        stop = None
-        while call.phase is not CallPhase.DONE:
-            try:
-                await call.future
-            except asyncio.CancelledError as error:
-                stop = error
-                call.future = running_loop().create_future()
-            except GeneratorExit:
-                self._group_commit.abandon(call)
-                raise
-        return call, stop
-
-
-class _TaskCall(Call[Command, Outcome]):
-    """A call for which a task waits."""
-
-    __slots__ = ("_tasks", "future")
-
-    def __init__(self, command: Command, future: "asyncio.Future[None]", tasks: "_Tasks") -> None:
-        super().__init__(command)
-        self.future = future
-        self._tasks = tasks
-
-    def tell(self, posts: Posts) -> None:
-        posts.setdefault(self._tasks, []).append(self)
-
-
-class _Tasks:
-    """The tasks of one event loop: their calls go to the batcher together, and return together."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, batcher: GroupCommit[Command, Outcome]
-    ) -> None:
-        self.loop = loop
-        self._group_commit = batcher
-        self._calls: list[_TaskCall] = []
-        self._watches = False
-
-    def call(self, command: Command) -> _TaskCall:
-        if not self._calls:
-            # After all tasks that can run now have had their turn.
-            self.loop.call_soon(self._hand_over)
-        call = _TaskCall(command, self.loop.create_future(), self)
-        self._calls.append(call)
-        return call
-
-    def post(self, calls: list[_TaskCall]) -> bool:
-        try:
-            self.loop.call_soon_threadsafe(_wake, calls)
-        except RuntimeError:  # The loop is closed.
-            return False
-        return True
-
-    def _hand_over(self) -> None:
-        calls, self._calls = self._calls, []
-        self._watch_while(self._group_commit.submit(calls))
-
-    def _watch_while(self, some_wait: bool) -> None:
-        if some_wait and not self._watches:
-            self._watches = True
-            self.loop.call_later(STALL_S, self._push)
-
-    def _push(self) -> None:
-        self._watches = False
-        self._watch_while(self._group_commit.push())
-
-
-def _wake(calls: Sequence[_TaskCall]) -> None:
-    for call in calls:
-        if not call.future.done():
-            call.future.set_result(None)
-
-
-def _tasks_here(batcher: GroupCommit[Command, Outcome]) -> _Tasks:
-    """The tasks of this thread's event loop, for every AsyncLedger over one ledger."""
-    loop = running_loop()
-    tasks: _Tasks | None = getattr(batcher.here, "tasks", None)
-    if tasks is None or tasks.loop is not loop:
-        tasks = batcher.here.tasks = _Tasks(loop, batcher)
-    return tasks

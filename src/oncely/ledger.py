@@ -1,6 +1,7 @@
 """Ledger: asks the rules, and stores their answers. The only writer of records."""
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from oncely.engine.calls import LedgerCalls
 from oncely.engine.group_commit import GroupCommit
 from oncely.engine.mailbox import LedgerMailbox
 from oncely.engine.recording import Recorder
-from oncely.engine.request import raise_if_refused, to_extend, to_give_back
+from oncely.engine.request import raise_if_refused, to_extend
 from oncely.engine.settle import LedgerObserver, Settler
 from oncely.engine.transaction import Inbox, JoinedTransaction
 from oncely.stores.memory_store import MemoryStore
@@ -78,10 +79,8 @@ class Ledger(LedgerCalls):
         self.recorder = Recorder(store, metrics)
         """Counts what this process does with the ledger, and tells operators and metrics."""
         self._settler = Settler(store, self.recorder)
-        settle, settle_each = self._settler.settle, self._settler.settle_each
-        self._group_commit: GroupCommit[Command, Outcome] = GroupCommit(
-            settle, settle_each, to_give_back, store.batches_at_once
-        )
+        self._group_commit = GroupCommit(self._settler, store.batches_at_once)
+        weakref.finalize(self, self._group_commit.end)
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Self
 
 import pytest
-from tests.conditions import LIMIT_S
+from tests.conditions import LIMIT_S, wait_until
 from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Stall
@@ -27,9 +27,9 @@ from oncely.core.record import Key
 from oncely.engine import group_commit
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import at_once
 
 _SOURCES = str(Path(oncely.__file__).parent)
+_GROUP_COMMIT = str(group_commit.__file__)
 
 
 class Interrupt(BaseException):
@@ -51,12 +51,16 @@ def _places(code: CodeType) -> frozenset[int]:
 
 class Tracer:
     """Calls `handler` at the n-th place of the library where a signal's handler may run, and not
-    again.
+    again. Only in `files` whose paths begin so, and not in the function `but`.
     """
 
-    def __init__(self, place: int, handler: Callable[[], object]) -> None:
+    def __init__(
+        self, place: int, handler: Callable[[], object], files: str = _SOURCES, but: str = ""
+    ) -> None:
         self._left = place
         self._handler = handler
+        self._files = files
+        self._but = but
         self.has_run = False
 
     def __enter__(self) -> Self:
@@ -69,8 +73,15 @@ class Tracer:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
 
+    def _is_traced(self, frame: FrameType) -> bool:
+        # What is called of `threading` is Python, too.
+        if frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
+            frame = frame.f_back
+        code = frame.f_code
+        return code.co_filename.startswith(self._files) and code.co_name != self._but
+
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_SOURCES):
+        if not self._is_traced(frame):
             return None
         # In this order: Python 3.13 gives opcodes to a frame that has its function already.
         frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = self, False, True
@@ -108,11 +119,14 @@ def test_call_alone(any_ledger: Ledger) -> None:
             break
         granted(any_ledger.claim(Key("billing", f"here {place}")))
         assert not any_ledger._group_commit._in_flight
-        [claim] = at_once(1, lambda n: granted(any_ledger.claim(Key("billing", f"there {place}"))))  # noqa: B023
-        any_ledger.complete(claim)
+        there = threading.Thread(
+            target=any_ledger.claim, args=[Key("billing", f"there {place}")], daemon=True
+        )
+        there.start()
+        there.join(LIMIT_S)
+        assert not there.is_alive()
     assert place > 50
     assert set(threading.enumerate()) <= before
-    assert not any_ledger._group_commit._waiting
 
 
 def test_call_that_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +155,40 @@ def test_call_that_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
         granted(first.result(LIMIT_S))
         granted(ledger.claim(Key("billing", "after")))
         assert {record.key.message_id for record in ledger.scan()} == {"first", "after"}
+
+
+def test_call_that_waits_for_another_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in group commit a call is interrupted that has to wait, also as it starts the thread
+    that it needs: what it is granted is given back, and others go on.
+    """
+    monkeypatch.setattr(group_commit, "STALL_S", LIMIT_S)
+    store = MeddlingStore(MemoryStore())
+    with closing(Ledger(store)) as ledger, ThreadPoolExecutor(1) as pool:
+        put = ledger._group_commit.put
+        for place in count():
+            ledger._group_commit.close()
+            stall, key = Stall(), Key("billing", f"broken off {place}")
+            store.once(stall.hold)
+            first = pool.submit(ledger.claim, Key("billing", f"first {place}"))
+            assert stall.reached.wait(LIMIT_S)
+
+            def go_on(call: Any, stall: Stall = stall) -> None:
+                put(call)
+                stall.go_on.set()
+
+            monkeypatch.setattr(ledger._group_commit, "put", go_on)
+            try:
+                with suppress(Interrupt), Tracer(place, interrupt, _GROUP_COMMIT, "call") as tracer:
+                    ledger.claim(key, "60s")
+            finally:
+                stall.go_on.set()
+            granted(first.result(LIMIT_S))
+            if not tracer.has_run:
+                break
+            wait_until(lambda key=key: ledger.find(key) is None)  # type: ignore[misc]
+            [other] = pool.map(ledger.claim, [Key("billing", f"other {place}")], timeout=LIMIT_S)
+            granted(other)
+    assert place > 20
 
 
 class SoftTimeLimitError(Exception):
@@ -203,16 +251,6 @@ def test_error_of_a_handler_while_a_server_is_connected_to(scheme: str) -> None:
         signal.signal(signal.SIGUSR1, before)
         for line in lines:
             line.close()
-
-
-def test_slot_that_nobody_gave_back(any_ledger: Ledger) -> None:
-    """However many calls are broken off where they would have given back their slots, others find
-    room.
-    """
-    for _ in range(2 * group_commit.MOST_BATCHES):
-        any_ledger._group_commit._begin_alone(group_commit._Alone())
-    granted(any_ledger.claim(Key("billing", "1")))
-    assert not any_ledger._group_commit._in_flight
 
 
 def test_what_is_interrupted_may_hold_a_lock() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
@@ -27,9 +28,9 @@ class Heartbeat:
     """Extends the claims that it holds, three times in each lease, until they are let go.
 
     `lease_s` is the length of every claim held; None needs no extending. The thread starts with
-    the first claim held, also again in a forked child and after `close`, and ends with the
-    process. `clock` tells the time in seconds, as `time.monotonic` does. Where it `is_by_hand`
-    there is no thread, and its owner calls `beat`.
+    the first claim held, also again in a forked child and after `close`, and ends when nobody has
+    the heartbeat any more. `clock` tells the time in seconds, as `time.monotonic` does. Where it
+    `is_by_hand` there is no thread, and its owner calls `beat`.
     """
 
     def __init__(
@@ -157,22 +158,14 @@ class Heartbeat:
             return
         self._closed = threading.Event()
         thread = threading.Thread(
-            target=self._beat_until,
-            args=[self._closed, lease_s / _BEATS_PER_LEASE],
+            target=_beat_until,
+            args=[weakref.ref(self), self._closed, lease_s / _BEATS_PER_LEASE],
             name="oncely-heartbeat",
             daemon=True,
         )
         thread.start()
         # One that could not be started is not to be waited for.
         self._thread = thread
-
-    def _beat_until(self, closed: threading.Event, pause_s: float) -> None:
-        looks = left = math.ceil(pause_s / _LOOK_S)
-        while not process_clock.wait(closed, pause_s / looks):
-            left -= 1
-            if not left or self.has_jumped():
-                self.beat()
-                left = looks
 
     def _extend_all(self, lease_s: float) -> None:
         with self._lock:
@@ -207,6 +200,22 @@ def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:
     ends when the ledger is closed.
     """
     return ledger.keep((Heartbeat, lease_s), lambda: Heartbeat(ledger, lease_s))
+
+
+def _beat_until(
+    heartbeat: "weakref.ref[Heartbeat]", closed: threading.Event, pause_s: float
+) -> None:
+    looks = left = math.ceil(pause_s / _LOOK_S)
+    while not process_clock.wait(closed, pause_s / looks):
+        alive = heartbeat()
+        if alive is None:
+            return
+        left -= 1
+        if not left or alive.has_jumped():
+            alive.beat()
+            left = looks
+        # While it waits, its thread keeps no ledger in memory.
+        del alive
 
 
 def _name(claim: Claim) -> _Name:

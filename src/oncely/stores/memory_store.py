@@ -57,12 +57,15 @@ class MemoryStore(Store):
 
     def start_afresh(self) -> None:
         """Undo the open transaction of another thread of the parent: called in a forked child."""
-        # Threads that wait for messages to send wait on this condition.
-        self._lock = threading.Condition()
+        # Of C, and entered by itself: what a signal handler raises while a condition is entered,
+        # which is Python, would leave that taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        """For threads that wait for messages to send."""
         self._tables.roll_back()
 
     def _tell(self) -> None:
-        self._lock.notify_all()
+        self._changed.notify_all()
         self.notifications.tell()
 
     def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
@@ -110,7 +113,7 @@ class MemoryStore(Store):
 
     def wait_for_messages(self, timeout_s: float) -> None:
         with self._lock:
-            self._lock.wait_for(self._tables.some_can_be_sent, timeout_s)
+            self._changed.wait_for(self._tables.some_can_be_sent, timeout_s)
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name: all, or none."""

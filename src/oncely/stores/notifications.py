@@ -35,18 +35,20 @@ class ProcessSignal:
 
     def start_afresh(self) -> None:
         """Leave the lock to the parent: called in a forked child."""
-        self._changed = threading.Condition()
+        # Of C, and entered by itself, as MemoryStore's.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def send(self) -> None:
         """Wake whoever waits."""
-        with self._changed:
+        with self._lock:
             self.count += 1
             self.sent_at = monotonic()
             self._changed.notify_all()
 
     def wait(self, seen: int, timeout_s: float) -> int:
         """How often it was sent; returns as soon as that differs from `seen`."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self.count != seen, timeout_s)
             return self.count
 

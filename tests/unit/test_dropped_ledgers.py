@@ -1,0 +1,54 @@
+"""Ledgers that are dropped without `close`: nothing of them stays."""
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+from tests.conditions import wait_until
+from tests.records import granted
+
+from oncely import AsyncLedger, once, open_ledger
+from oncely.core.record import Key
+
+_LEDGERS = 100
+
+
+def _use(path: Path) -> None:
+    """Open a ledger there; use its threads: the recorder's, the workers', and a heartbeat's."""
+    ledger = open_ledger(f"sqlite:///{path}")
+    ledger.migrate()
+    ledger.complete(granted(ledger.claim(Key("billing", "1"))))
+    granted(asyncio.run(AsyncLedger(ledger).claim(Key("billing", "2"))))
+
+    @once(ledger, consumer="billing", key=str)
+    def charge(_: int) -> None:
+        return None
+
+    charge(3)
+
+
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted by Linux")
+def test_dropped_ledgers(tmp_path: Path) -> None:
+    """Their threads end, and their files are closed."""
+    threads = {*threading.enumerate()}
+    _use(tmp_path / "warm.db")
+    gc.collect()
+    wait_until(lambda: {*threading.enumerate()} <= threads)
+    files = _open_files()
+    for number in range(_LEDGERS):
+        _use(tmp_path / f"{number}.db")
+
+    def is_as_before() -> bool:
+        gc.collect()
+        return {*threading.enumerate()} <= threads and _open_files() <= files
+
+    wait_until(
+        is_as_before,
+        lambda: f"{_open_files()} open files; {[each.name for each in threading.enumerate()]}",
+    )
