@@ -116,6 +116,7 @@ def write_rows(project: Project, table: str, columns: dict[str, str]) -> Path:
     return file
 
 
+@pytest.mark.in_turn("pipelines")
 def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
     """One task writes them, in their order; no more than `writers` tasks are at work."""
     file = write_rows(project, "payments", {"account": "who", "amount": "cents"})

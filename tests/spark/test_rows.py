@@ -306,6 +306,7 @@ def test_what_exceeds_a_limit_of_the_server(on_postgresql: Place) -> None:
     assert "stack depth" in on_postgresql.set_aside()["m17"][0]
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_what_a_trigger_refuses(on_postgresql: Place) -> None:
     """Whatever state of its own it gives: but one that says that the server is at fault."""
     on_postgresql.execute(
