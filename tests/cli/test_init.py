@@ -80,7 +80,7 @@ class Written:
 
     def answers(self) -> bool:
         try:
-            urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
+            urlopen(f"http://127.0.0.1:{self.port}/", timeout=LIMIT_S).close()
         except URLError as error:
             return hasattr(error, "code")  # Whatever is answered.
         return True

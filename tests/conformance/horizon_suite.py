@@ -107,11 +107,6 @@ class HorizonStatements:
 class HorizonRules:
     """What a ledger answers for messages that it may have forgotten."""
 
-    def test_nothing_purged(self, ledger: Ledger) -> None:
-        """A ledger that has never purged refuses nothing, however long ago it was sent."""
-        for n, sent_at in enumerate((0.0, -1e9, ledger.now() - 400 * _DAY_S)):
-            granted(ledger.claim(Key("billing", str(n)), sent_at=sent_at))
-
     def test_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """A message from before the horizon that is not in the ledger is not granted, and leaves no
         record.

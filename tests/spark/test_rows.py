@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED, Place, batches_of, payment
 from tests.spark.tasks import at_once
@@ -464,7 +464,7 @@ def test_a_live_claim_is_waited_for(place: Place) -> None:
     wait_until(lambda: place.ids() == ["x"])
     place.ledger.complete(done)
     place.ledger.fail(failed, "no")
-    thread.join(30)
+    thread.join(LIMIT_S)
     assert place.ids() == ["failed", "x"]
     assert (task.counts.handled, task.counts.duplicates_ledger) == (2, 1)
 
@@ -545,7 +545,7 @@ def test_told_to_stop(here: Place) -> None:
     thread.start()
     wait_until(lambda: here.ids() == ["x"])
     channel.stop(0.0)
-    thread.join(30)
+    thread.join(LIMIT_S)
     late = here.task(TaskChannel(channel.address, channel.token))
     with pytest.raises(Stopped):
         late.run(batches_of([payment("y")]))
