@@ -112,22 +112,6 @@ class ClaimRules:
         assert _kinds(outcomes[:-1]) == ["Fenced"] * (_RACERS - 1)
         assert isinstance(outcomes[-1], Written)
 
-    def test_what_is_handled_has_no_lease(self, ledger: Ledger, key: Key) -> None:
-        """Who extends a claim whose message is handled by now changes nothing, however often; who
-        says once more that it is handled cannot change what was completed since.
-        """
-        claim = granted(ledger.claim(key))
-        ledger.handled(claim, "kept")
-        again = ledger.extend(ledger.extend(claim, "60s"), "60s")
-        record = ledger.find(key)
-        assert record is not None
-        assert (record.state, record.lease_until) == (State.HANDLED, None)
-        ledger.complete(again)
-        ledger.complete(ledger.handled(claim, "late"), "late")
-        record = ledger.find(key)
-        assert record is not None
-        assert (record.state, record.result) == (State.COMPLETED, "kept")
-
     def test_result_of_what_is_handled(self, ledger: Ledger) -> None:
         """A result kept with handled stays when it is completed, unless that brings another."""
         keys = [Key("billing", name) for name in ("kept", "replaced", "finished")]
@@ -160,17 +144,6 @@ class ClaimRules:
         )
 
     # ---- Operators -------------------------------------------------------------------------------
-
-    def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A claim from before a forget never fits the record that begins after it."""
-        old = granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        ledger.forget(KEY)
-        new = granted(ledger.claim(KEY, "60s"))
-        assert new.fence == old.fence
-        with pytest.raises(FencedError):
-            ledger.complete(old)
-        ledger.complete(new)
 
     def test_duplicates_keep_a_record_alive(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Retention counts from the last time seen, and a duplicate is such a time."""
