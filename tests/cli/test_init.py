@@ -80,7 +80,7 @@ class Written:
 
     def answers(self) -> bool:
         try:
-            urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
+            urlopen(f"http://127.0.0.1:{self.port}/", timeout=LIMIT_S).close()
         except URLError as error:
             return hasattr(error, "code")  # Whatever is answered.
         return True
@@ -156,21 +156,12 @@ def check_webhook(written: Written) -> None:
     assert "received       1\nhandled        1\n" in out
 
 
-def check_spark(written: Written) -> None:
-    """The row that is there twice is handled once."""
-    out = written.typed(written.commands)
-    assert re.search(r"^. handled +. +2 .$", out, re.MULTILINE)
-    assert re.search(r"^. duplicates in the input +. +1 .$", out, re.MULTILINE)
-    assert sorted(out.splitlines()[-2:]) == ["order-17: 99", "order-18: 45"]
-
-
 CHECKS: Mapping[str, tuple[Callable[[Written], None], Sequence[str]]] = {
     "function": (check_function, ("sqlite", "redis")),
     "queue": (check_queue, ("sqlite", "mysql")),
     "rabbitmq": (check_queue, ("postgresql",)),
     "http": (check_http, ("sqlite", "mysql")),
     "webhook": (check_webhook, ("sqlite", "postgresql")),
-    "spark": (check_spark, ("sqlite",)),
 }
 """What the printed commands come to, and on which stores they are typed."""
 RUNS = [(delivery, store) for delivery, (_, stores) in CHECKS.items() for store in stores]
@@ -181,6 +172,16 @@ def test_what_is_written_runs(write: Write, delivery: str, store: str) -> None:
     """By the printed commands, and the duplicate is stopped."""
     check, _ = CHECKS[delivery]
     check(write(delivery, store))
+
+
+@pytest.mark.in_turn("a Spark of its own")
+def test_the_pipeline_that_is_written_runs(write: Write) -> None:
+    """The same: the row that is there twice is handled once."""
+    written = write("spark", "sqlite")
+    out = written.typed(written.commands)
+    assert re.search(r"^. handled +. +2 .$", out, re.MULTILINE)
+    assert re.search(r"^. duplicates in the input +. +1 .$", out, re.MULTILINE)
+    assert sorted(out.splitlines()[-2:]) == ["order-17: 99", "order-18: 45"]
 
 
 def test_spark_on_a_server(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Command, Project
+from tests.conditions import LIMIT_S
 from tests.servers import free_port
 from tests.spark.payments import Place
 
@@ -16,7 +17,6 @@ from oncely import State, open_ledger, open_transport
 from oncely.transports.transport import Transport
 
 _QUEUE = "orders"
-_DEADLINE_S = 30.0
 
 
 def keep_secret(project: Project, **urls: str) -> None:
@@ -29,7 +29,7 @@ def received(transport: Transport, count: int) -> list[str]:
     """For which messages the bodies of a queue were sent, sorted; it has `count`, and no more."""
     taken: list[str] = []
     while len(taken) < count:
-        deliveries = transport.receive(_QUEUE, count - len(taken), _DEADLINE_S)
+        deliveries = transport.receive(_QUEUE, count - len(taken), LIMIT_S)
         assert deliveries, f"only {len(taken)} of {count} have come"
         taken += [json.loads(delivery.message.body)["for"] for delivery in deliveries]
     assert transport.receive(_QUEUE, 1, 0.2) == []
@@ -116,6 +116,7 @@ def write_rows(project: Project, table: str, columns: dict[str, str]) -> Path:
     return file
 
 
+@pytest.mark.in_turn("pipelines")
 def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
     """One task writes them, in their order; no more than `writers` tasks are at work."""
     file = write_rows(project, "payments", {"account": "who", "amount": "cents"})

@@ -8,7 +8,6 @@ from tests.records import granted
 from oncely.core.commands import (
     Busy,
     Duplicate,
-    Exhausted,
     Fenced,
     Granted,
     Handled,
@@ -31,15 +30,6 @@ class ClaimRules:
 
     # ---- Asking ----------------------------------------------------------------------------------
 
-    def test_first_claim_is_granted(self, ledger: Ledger) -> None:
-        """The first claim is granted, and stored as the first attempt under fence 1."""
-        claim = granted(ledger.claim(KEY, metadata={"tenant": "a"}))
-        record = ledger.find(KEY)
-        assert record is not None
-        assert (record.state, record.attempts, record.fence) == (State.PROCESSING, 1, 1)
-        assert record.metadata == {"tenant": "a"}
-        assert claim.fence == 1
-
     def test_answers_do_not_depend_on_those_before(self, ledger: Ledger) -> None:
         """The outcome of a claim does not depend on whether the last claims were new or known."""
         keys = {name: Key("billing", name) for name in ("done", "held", "failed", "new", "newer")}
@@ -54,34 +44,6 @@ class ClaimRules:
             assert answers == [Duplicate, Busy, Granted, Duplicate]
         failed = granted(ledger.claim(keys["failed"]))
         assert (failed.attempts, failed.fence) == (2, 2)
-
-    def test_live_claim_makes_others_busy(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """While the lease lives every other claim is busy, and told when it ends."""
-        ends = ledger.now() + 60
-        granted(ledger.claim(KEY, "60s"))
-        clock.advance(59)
-        outcome = ledger.claim(KEY, "60s")
-        assert isinstance(outcome, Busy)
-        assert outcome.retry_at == pytest.approx(ends, abs=1)
-
-    def test_lease_runs_out_by_the_stores_clock(
-        self, ledger: Ledger, clock: AdvancingClock
-    ) -> None:
-        """A claim whose lease ran out is granted to the next, one fence and one attempt later."""
-        granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        claim = granted(ledger.claim(KEY, "60s"))
-        assert (claim.fence, claim.attempts) == (2, 2)
-        assert isinstance(ledger.claim(KEY), Busy)
-
-    def test_tries_are_spent(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A message that kills its workers is exhausted after its tries, also without a failure."""
-        policy = Policy(tries=3, lease="60s")
-        for attempt in (1, 2, 3):
-            assert granted(ledger.claim(KEY, policy=policy)).attempts == attempt
-            clock.advance(61)
-        assert isinstance(ledger.claim(KEY, policy=policy), Exhausted)
-        assert _found(ledger).exhausted
 
     def test_claim_is_asked_again(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Whoever asks again under its token is given the same claim, its lease from now on, also
@@ -102,20 +64,6 @@ class ClaimRules:
         with pytest.raises(FencedError):
             ledger.complete(claim)
 
-    def test_release_can_be_repeated(self, ledger: Ledger) -> None:
-        """Releasing a claim again is not an error, until the next claim is granted."""
-        first = granted(ledger.claim(KEY))
-        for _ in range(2):
-            ledger.release(first)
-        ledger.fail(granted(ledger.claim(KEY)), "no")
-        second = granted(ledger.claim(KEY))
-        for _ in range(2):
-            ledger.release(second)
-        assert (_found(ledger).state, _found(ledger).attempts) == (State.FAILED, 1)
-        granted(ledger.claim(KEY))
-        with pytest.raises(FencedError):
-            ledger.release(second)
-
     def test_delivery_of_what_is_handled(self, ledger: Ledger) -> None:
         """Deliveries that come while deferred messages wait are counted, but none that is asked
         again.
@@ -128,24 +76,7 @@ class ClaimRules:
         assert isinstance(ledger.claim(KEY), Handled)
         assert _found(ledger).duplicates == 2
 
-    def test_consumers_do_not_meet(self, ledger: Ledger) -> None:
-        """Two consumers never see each other's records."""
-        ledger.complete(granted(ledger.claim(Key("billing", "1"))), "billed")
-        other = Key("mailing", "1")
-        assert ledger.find(other) is None
-        ledger.fail(granted(ledger.claim(other)), "no address")
-        assert _found(ledger, Key("billing", "1")).result == "billed"
-
     # ---- With a claim ----------------------------------------------------------------------------
-
-    def test_completed_is_a_duplicate(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A completed message never runs again, and duplicates find its result."""
-        ledger.complete(granted(ledger.claim(KEY, "60s")), {"charged": [1, 2.5, None, "€"]})
-        clock.advance(365 * 86_400)
-        outcome = ledger.claim(KEY)
-        assert isinstance(outcome, Duplicate)
-        assert outcome.record.result == {"charged": [1, 2.5, None, "€"]}
-        assert _found(ledger).duplicates == 1
 
     def test_old_fence_changes_nothing(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """After a takeover all writes of the former holder are fenced, and change nothing."""
@@ -164,36 +95,6 @@ class ClaimRules:
         assert _found(ledger) == before
         ledger.complete(new)
 
-    def test_release_of_the_first_claim(self, ledger: Ledger) -> None:
-        """A first claim that is released was never there."""
-        old = granted(ledger.claim(KEY))
-        ledger.release(old)
-        assert ledger.find(KEY) is None
-        assert granted(ledger.claim(KEY)).attempts == 1
-        with pytest.raises(FencedError):
-            ledger.complete(old)
-
-    def test_release_of_a_later_claim(self, ledger: Ledger) -> None:
-        """A later claim that is released leaves the former state; only the fence stays grown."""
-        ledger.fail(granted(ledger.claim(KEY)), "no")
-        ledger.release(granted(ledger.claim(KEY)))
-        record = _found(ledger)
-        assert (record.state, record.attempts, record.fence) == (State.FAILED, 1, 2)
-        assert record.error == "no"
-        assert granted(ledger.claim(KEY)).fence == 3
-
-    def test_extend_counts_from_now(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """An extended lease counts from the moment of extending, by the store's clock."""
-        claim = granted(ledger.claim(KEY, "60s"))
-        clock.advance(50)
-        claim = ledger.extend(claim, "60s")
-        clock.advance(50)
-        assert isinstance(ledger.claim(KEY), Busy)
-        clock.advance(11)
-        assert granted(ledger.claim(KEY)).fence == 2
-        with pytest.raises(FencedError):
-            ledger.extend(claim, "60s")
-
     def test_senders_race(self, ledger: Ledger) -> None:
         """Of those who ask at once for what is handled each gets a fence of its own, and one can
         complete it.
@@ -210,22 +111,6 @@ class ClaimRules:
         outcomes = ledger.complete_many(sorted(claims, key=lambda claim: claim.fence))
         assert _kinds(outcomes[:-1]) == ["Fenced"] * (_RACERS - 1)
         assert isinstance(outcomes[-1], Written)
-
-    def test_what_is_handled_has_no_lease(self, ledger: Ledger, key: Key) -> None:
-        """Who extends a claim whose message is handled by now changes nothing, however often; who
-        says once more that it is handled cannot change what was completed since.
-        """
-        claim = granted(ledger.claim(key))
-        ledger.handled(claim, "kept")
-        again = ledger.extend(ledger.extend(claim, "60s"), "60s")
-        record = ledger.find(key)
-        assert record is not None
-        assert (record.state, record.lease_until) == (State.HANDLED, None)
-        ledger.complete(again)
-        ledger.complete(ledger.handled(claim, "late"), "late")
-        record = ledger.find(key)
-        assert record is not None
-        assert (record.state, record.result) == (State.COMPLETED, "kept")
 
     def test_result_of_what_is_handled(self, ledger: Ledger) -> None:
         """A result kept with handled stays when it is completed, unless that brings another."""
@@ -259,17 +144,6 @@ class ClaimRules:
         )
 
     # ---- Operators -------------------------------------------------------------------------------
-
-    def test_forgotten_claims_are_fenced(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A claim from before a forget never fits the record that begins after it."""
-        old = granted(ledger.claim(KEY, "60s"))
-        clock.advance(61)
-        ledger.forget(KEY)
-        new = granted(ledger.claim(KEY, "60s"))
-        assert new.fence == old.fence
-        with pytest.raises(FencedError):
-            ledger.complete(old)
-        ledger.complete(new)
 
     def test_duplicates_keep_a_record_alive(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Retention counts from the last time seen, and a duplicate is such a time."""

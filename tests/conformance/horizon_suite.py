@@ -8,7 +8,6 @@ from tests.meddling import MeddlingStore
 from tests.records import fresh, granted, insert
 
 from oncely.core.commands import Duplicate, Granted, TooOld
-from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.ledger import Ledger
@@ -107,11 +106,6 @@ class HorizonStatements:
 class HorizonRules:
     """What a ledger answers for messages that it may have forgotten."""
 
-    def test_nothing_purged(self, ledger: Ledger) -> None:
-        """A ledger that has never purged refuses nothing, however long ago it was sent."""
-        for n, sent_at in enumerate((0.0, -1e9, ledger.now() - 400 * _DAY_S)):
-            granted(ledger.claim(Key("billing", str(n)), sent_at=sent_at))
-
     def test_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """A message from before the horizon that is not in the ledger is not granted, and leaves no
         record.
@@ -129,18 +123,6 @@ class HorizonRules:
             TooOld(horizon, other),
         ]
         assert ledger.counts() == {}
-
-    def test_not_too_old(self, ledger: Ledger, clock: AdvancingClock) -> None:
-        """A message that was sent later, or at an unknown time, is granted; so is any message under
-        on_too_old="run", and another consumer's.
-        """
-        _purge_one(ledger, clock)
-        [horizon] = ledger._store.horizons(["billing"]).values()
-        keys = [Key("billing", "1"), Key("billing", "2"), Key("mailing", "3")]
-        outcomes = ledger.claim_many(keys, sent_at=[horizon, None, 0.0])
-        assert [type(outcome) for outcome in outcomes] == [Granted] * 3
-        granted(ledger.claim(_KEY, policy=Policy(on_too_old="run"), sent_at=0.0))
-        assert isinstance(ledger.claim(Key("billing", "4"), sent_at=0.0), TooOld)
 
     def test_removed_as_found(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Records removed one by one are forgotten up to the time when the newest was last seen."""

@@ -13,7 +13,7 @@ from tests.processes import claim_all, exit_of, forked, key_of, start_completing
 from tests.records import granted
 
 from oncely.core.commands import Duplicate
-from oncely.core.errors import StoreError, StoreUnavailable
+from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
@@ -112,37 +112,6 @@ def test_locked_file(
     other.execute("ROLLBACK")
     other.close()
     granted(ledger.claim(key))
-
-
-def test_unreachable_file(on_file: Ledger, tmp_path: Path, key: Key) -> None:
-    """A file that is no database raises StoreError, without the driver's own error types."""
-    (tmp_path / "ledger.db").write_bytes(b"this is no database, however long it may be" * 100)
-    with pytest.raises(StoreError):
-        on_file.claim(key)
-
-
-def test_missing_table(on_file: Ledger, key: Key) -> None:
-    """Without its table every call says to migrate."""
-    calls: list[Callable[[], object]] = [
-        lambda: on_file.claim(key),
-        lambda: on_file.find(key),
-        on_file.counts,
-        on_file.purge,
-        lambda: list(on_file.scan()),
-    ]
-    for call in calls:
-        with pytest.raises(StoreError, match=r"migrate\(\)"):
-            call()
-
-
-def test_stores_on_one_file(open_sqlite: Callable[..., SqlStore], key: Key) -> None:
-    """What one store has written the next one finds, also when the first is closed."""
-    first = open_sqlite()
-    Ledger(first).complete(granted(Ledger(first).claim(key)), {"total": 3})
-    first.close()
-    record = Ledger(open_sqlite()).find(key)
-    assert record is not None
-    assert record.result == {"total": 3}
 
 
 def _completed_until_killed(url: str, batch: int) -> int:

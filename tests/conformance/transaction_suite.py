@@ -199,27 +199,6 @@ class TransactionStatements:
 class TransactionRules:
     """What a ledger stores together, and what operators decide."""
 
-    def test_handled_with_deferred(self, doing: Doing) -> None:
-        """Handled and deferred are stored together; a claim that is fenced defers nothing."""
-        fenced = granted(doing.ledger.claim(PARENT, lease="1s"))
-        doing.ledger.release(fenced)
-        claim = granted(doing.ledger.claim(PARENT))
-        with pytest.raises(FencedError):
-            doing.ledger.handled(fenced, None, [deferred("1")])
-        assert doing.ledger.mailbox.deferred(PARENT) == []
-        doing.ledger.handled(claim, None, [deferred("1")])
-        doing.ledger.handled(claim, None, [deferred("1")])
-        assert ids_of(doing.ledger.mailbox.deferred(PARENT)) == ["1"]
-        assert _state(doing.ledger, PARENT) is State.HANDLED
-
-    def test_steps_survive_a_release(self, doing: Doing) -> None:
-        """Steps outlive a first claim that is released, and the record with it."""
-        claim = granted(doing.ledger.claim(PARENT))
-        doing.ledger.keep_step(claim, "step", 1)
-        doing.ledger.release(claim)
-        assert doing.ledger.find(PARENT) is None
-        assert doing.ledger.steps(PARENT) == {"step": 1}
-
     def test_happened(self, doing: Doing, clock: AdvancingClock) -> None:
         """What somebody says has happened is completed, the former holder is fenced, and its retry
         waits no more; what else was set aside under its id stays, and so do others.

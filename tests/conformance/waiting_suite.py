@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.conditions import LIMIT_S
 from tests.conformance.values import DISTINCT_IDS
 from tests.records import PARENT, Doing, deferred, ids_of, key_of
 
@@ -25,7 +26,6 @@ from oncely.stores.store import Listing, PutBack, Store
 from oncely.testing.tools import AdvancingClock
 
 HOLD_S = 60.0
-_DEADLINE_S = 30.0
 _STUCK = 2_000
 
 
@@ -458,7 +458,7 @@ class WaitingStatements:
         woken = threading.Event()
 
         def wait() -> None:
-            doing.store.wait_for_messages(10 * _DEADLINE_S)
+            doing.store.wait_for_messages(10 * LIMIT_S)
             woken.set()
 
         for name in ("while it waits", "before it waits"):
@@ -468,9 +468,9 @@ class WaitingStatements:
             waiter.start()
             if name == "while it waits":
                 doing.keep([deferred(name)])
-            assert woken.wait(_DEADLINE_S), name
+            assert woken.wait(LIMIT_S), name
             woken.clear()
-            waiter.join(_DEADLINE_S)
+            waiter.join(LIMIT_S)
 
     def test_wait_ends(self, doing: Doing) -> None:
         """A wait for which nothing comes ends by itself."""

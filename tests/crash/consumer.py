@@ -11,6 +11,7 @@ from tests.crash.means import BY_STEPS, JOINED, Means
 import oncely
 from oncely._util.crash_points import reached
 from oncely.consuming import loop as consuming
+from oncely.core import turn
 from oncely.core.message import Message, current
 from oncely.outbox import Relay, RelayReport
 
@@ -61,11 +62,13 @@ class Consumer:
         means = self._means
         consumer = oncely.Consumer(means.queue, "in").window(window)
         consumer.idempotent(means.ledger, means.mode, policy=means.policy)
+        handle: Any = self._handle
         if means.mode == JOINED:
             consumer.transactional(means.engine)
-            consumer.consume(self._handle_joined, drain=True)
-        else:
-            consumer.consume(self._handle, drain=True)
+            handle = self._handle_joined
+        # By the clock of the process, which nobody moves on.
+        with patch.object(turn, "AGAIN_S", 0.01):
+            consumer.consume(handle, drain=True)
 
     def _handle_joined(self, message: Message, connection: Any) -> None:
         self._handle(message, connection)

@@ -10,7 +10,6 @@ from tests.docs.sections import Broker, Charges, Page, deliveries, dies
 import oncely
 
 _COUNT = 60
-_DEADLINE_S = 30.0
 
 
 class Releases:

@@ -131,7 +131,7 @@ async def _order_all(shop: Shop) -> Sequence[httpx.Response]:
             await wait_until_async(lambda: len(shop.workers()) > 1)
             os.kill(shop.workers()[0], signal.SIGKILL)
 
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=LIMIT_S) as client:
         await asyncio.gather(kill_on(), *(order_on(client) for _ in range(8)))
     return [answers[number] for number in range(REQUESTS)]
 

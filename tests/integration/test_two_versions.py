@@ -1,35 +1,20 @@
 """Two versions of a consumer share a queue on RabbitMQ, while one is deployed: what only the newer
-one takes waits for it, and is no dead letter.
+one takes waits for it, and is no dead letter. There is no ledger in which it could wait.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from tests.conditions import wait_until
 
-from oncely import Consumer, ConsumerReport, Message, open_ledger, open_transport
+from oncely import Consumer, ConsumerReport, Message, open_transport
 from oncely.core import turn
-from oncely.ledger import Ledger
 from oncely.transports.transport import Transport
 
 QUEUE = "orders"
 PLACED, RETURNED = "order.placed", "order.returned"
-
-Connect = Callable[[], Ledger | None]
-
-
-@pytest.fixture(params=["postgresql_url", "none"])
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Opens one ledger, for each who asks; or none."""
-    if request.param == "none":
-        yield lambda: None
-        return
-    url = request.getfixturevalue(request.param)
-    with ExitStack() as opened:
-        opened.enter_context(closing(open_ledger(url))).migrate()
-        yield lambda: opened.enter_context(closing(open_ledger(url)))
 
 
 @pytest.fixture
@@ -54,15 +39,14 @@ def at_work(consumer: Consumer, handled: list[str]) -> Iterator[list[ConsumerRep
 
 
 def test_newer_starts_later(
-    rabbitmq_url: str, connect: Connect, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    rabbitmq_url: str, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has come to the older one alone, again and again, waits for the newer one."""
     monkeypatch.setattr(turn, "UNKNOWN_S", 1.0)
     ids = [f"returned{number}" for number in range(20)]
     old, new = (Consumer(rabbitmq_url, QUEUE) for _ in range(2))
-    for version in (old.events(PLACED), new.events(PLACED, RETURNED)):
-        if ledger := connect():
-            version.idempotent(ledger, "shop")
+    old.events(PLACED)
+    new.events(PLACED, RETURNED)
     by_old: list[str] = []
     by_new: list[str] = []
     transport.subscribe(QUEUE, [RETURNED])
@@ -76,5 +60,3 @@ def test_newer_starts_later(
     assert of_old[-1].dead_lettered == of_new[-1].dead_lettered == 0
     assert transport.receive(f"{QUEUE}.dead", 99, 0.1) == []
     assert transport.is_drained(QUEUE)
-    if ledger := connect():
-        assert [*ledger.dead(), *ledger.waiting()] == []

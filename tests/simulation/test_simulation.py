@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
+from tests.conditions import LIMIT_S
 from tests.simulation import Simulation, SimulationFailed, simulate, simulated
 
 from oncely._util import clock
@@ -65,7 +66,7 @@ def _beating(beat: Callable[[], object]) -> Iterator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert has_begun.wait(10)
+        assert has_begun.wait(LIMIT_S)
         yield
     finally:
         stop.set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
 from tests.servers import free_port
 from tests.spark.programs import QUICK_JAVA, program
 
@@ -142,4 +142,4 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-        server.wait(30)
+        server.wait(LIMIT_S)

@@ -92,6 +92,7 @@ def test_what_is_new(
     assert len(shop.keys) == 1
 
 
+@pytest.mark.in_turn("batches")
 def test_columns_of_ones_own(
     shop: Shop, settings: dict[str, Any], spark: "SparkSession", tmp_path: Path
 ) -> None:

@@ -136,6 +136,37 @@ def test_what_an_earlier_task_left_is_sent(run: Run, ledger: Ledger, queue: str)
     assert ledger.counts() == {("tests", State.COMPLETED): 2}
 
 
+# ---- Copies and replays ------------------------------------------------------------------------
+
+
+def test_copies_in_other_chunks_wait_as_well(ledger: Ledger, tmp_path: Path) -> None:
+    """A copy of what waits for another try spends none, and counts as a copy."""
+    tried: list[str] = []
+
+    def fail(message: Message) -> None:
+        tried.append(message.id)
+        raise ValueError("not yet")
+
+    counts = run_task(ledger, fail, tmp_path, ["a"] * 3, 1, tries="3", backoff="1h")
+    assert (counts.failed, counts.duplicates_input, counts.waiting) == (0, 2, 1)
+    assert tried == ["a"]
+
+
+def test_duplicates_are_taken_down_once_a_day(run: Run, ledger: Ledger) -> None:
+    """A replay writes nothing, unless it is told to."""
+    ids = [f"m{n}" for n in range(300)]
+
+    def replayed(counted: str) -> list[Record]:
+        counts = run(lambda _: None, *ids, count_duplicates=counted)
+        assert (counts.handled, counts.duplicates_ledger) == (0, 300)
+        return [record_of(ledger, id_) for id_ in ids]
+
+    assert run(lambda _: None, *ids).handled == 300
+    before = [record_of(ledger, id_) for id_ in ids]
+    assert replayed("daily") == before
+    assert {record.duplicates for record in replayed("each")} == {1}
+
+
 # ---- Fences ------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import url_of
 from tests.spark.payments import NUMBERED, Place, batches_of, payment
 from tests.spark.tasks import at_once
@@ -306,6 +306,7 @@ def test_what_exceeds_a_limit_of_the_server(on_postgresql: Place) -> None:
     assert "stack depth" in on_postgresql.set_aside()["m17"][0]
 
 
+@pytest.mark.in_turn("long on Spark")
 def test_what_a_trigger_refuses(on_postgresql: Place) -> None:
     """Whatever state of its own it gives: but one that says that the server is at fault."""
     on_postgresql.execute(
@@ -463,7 +464,7 @@ def test_a_live_claim_is_waited_for(place: Place) -> None:
     wait_until(lambda: place.ids() == ["x"])
     place.ledger.complete(done)
     place.ledger.fail(failed, "no")
-    thread.join(30)
+    thread.join(LIMIT_S)
     assert place.ids() == ["failed", "x"]
     assert (task.counts.handled, task.counts.duplicates_ledger) == (2, 1)
 
@@ -544,7 +545,7 @@ def test_told_to_stop(here: Place) -> None:
     thread.start()
     wait_until(lambda: here.ids() == ["x"])
     channel.stop(0.0)
-    thread.join(30)
+    thread.join(LIMIT_S)
     late = here.task(TaskChannel(channel.address, channel.token))
     with pytest.raises(Stopped):
         late.run(batches_of([payment("y")]))

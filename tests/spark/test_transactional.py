@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
+from tests.conditions import LIMIT_S
 from tests.conformance.conftest import url_of
 from tests.records import granted
 from tests.spark.tasks import at_once, batches_of, book, is_killed_at, key_of, run_task, task_of
@@ -240,7 +241,7 @@ def test_nothing_is_locked_while_it_waits(place: Place) -> None:
     with place.engine.begin() as connection:
         connection.execute(INSERT, {"name": "b"})
     place.ledger.complete(claim)
-    waits.join(30)
+    waits.join(LIMIT_S)
     assert [(counts.handled, counts.duplicates_input) for counts in done] == [(2, 1)]
     assert place.effects() == {"a": 1, "b": 1, "c": 1}
 

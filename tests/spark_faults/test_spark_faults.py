@@ -23,6 +23,7 @@ _FEW_MESSAGES = 200
 _MOST_SHOWN = 20
 
 
+@pytest.mark.in_turn("a Spark of its own")
 @pytest.mark.timeout(1800 + MESSAGES)
 @pytest.mark.parametrize("scenario", SCENARIOS if MESSAGES else _FEW)
 def test_faults(scenario: str, private_postgresql: Postgresql, tmp_path: Path) -> None:

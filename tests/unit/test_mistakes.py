@@ -369,7 +369,7 @@ def _endless() -> list[Any]:
     "value",
     [{1, 2}, object(), [object()], {(1, 2): 3}, _endless(), lambda: 1, _Order, _Order(1, [{1}])],
 )
-def testvalues_without_content(guard: Decorate, value: Any) -> None:
+def test_values_without_content(guard: Decorate, value: Any) -> None:
     """What could differ from process to process is refused, whoever gives it."""
     for options in ({"fingerprint": True}, {"fingerprint": lambda _: value}):
         with pytest.raises(

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
+from tests.cli.conftest import Shop
 from tests.records import granted
 
-from oncely import Consumer, Key, Ledger, Message
+from oncely import Key, Ledger, Message
 from oncely.core.waiting import WaitingMessage
-from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.store import Store
 from oncely.testing import ManualClock
-from oncely.transports.store_transport import StoreTransport
 from oncely.web import Role, Scope, User, app, dashboard
 
 HOSTILE = "</script><script>alert('1')</script><img src=x onerror=alert(2)>\u202e"
@@ -33,15 +32,14 @@ _FORM = re.compile(r'<form method="post" action="(?P<to>[^"]*)".*?</form>', re.D
 _HIDDEN = re.compile(r'<input type="hidden" name="(?P<name>[^"]*)" value="(?P<value>[^"]*)">')
 
 
-class Trouble:
+class Trouble(Shop):
     """A ledger in which everything is wrong that can be."""
 
     def __init__(self, store: Store, clock: ManualClock) -> None:
-        self.ledger = Ledger(store)
+        super().__init__(Ledger(store))
         # Else pages may change by what this process tells of itself meanwhile.
         self.ledger.recorder.is_silent = True
         self.clock = clock
-        self.transport = StoreTransport(MemoryStore())
 
     def doubt(self, *ids: str, consumer: str = "billing") -> None:
         """Workers claim these and die; their leases run out."""
@@ -49,26 +47,8 @@ class Trouble:
             granted(self.ledger.claim(Key(consumer, id_), "60s"))
         self.clock.advance(3_660)
 
-    def fail(self, *messages: Message, error: str = "no such customer") -> Sequence[int]:
-        """A consumer fails for these; return the numbers of all dead letters."""
-
-        def fail(_: Message) -> None:
-            raise ValueError(error)
-
-        for message in messages:
-            self.transport.publish("orders", [message])
-            self.consumer().consume(fail, drain=True)
-        return [letter.id for letter in self.ledger.dead()]
-
-    def wait(self, message: Message, error: str = "the bank is away") -> None:
-        """A consumer fails for this one, which waits to be tried again in 10 minutes."""
-        consumer = self.consumer().tries(3).backoff("10m")
-
-        def fail(_: Message) -> None:
-            raise OSError(error)
-
-        self.transport.publish("orders", [message])
-        consumer.catch(lambda _, __: consumer.stop()).consume(fail)
+    def wait(self, message: Message, delay: str = "10m", error: str = "the bank is away") -> None:
+        super().wait(message, delay, error)
 
     def defer(self, id_: str, destination: str = "mails") -> None:
         """A handler has sent one message; no relay runs."""
@@ -76,16 +56,6 @@ class Trouble:
         self.ledger.keep_step(claim, "charge", {"receipt": id_})
         receipt = WaitingMessage(f"{id_}-receipt", destination, Message("receipt"), claim.key)
         self.ledger.handled(claim, None, [receipt])
-
-    def consumer(self) -> Consumer:
-        """The consumer "shop", which tries once."""
-        return Consumer(self.transport, "orders").idempotent(self.ledger, "shop").tries(1)
-
-    def handled(self) -> Sequence[Message]:
-        """What the consumer handles when it runs once more."""
-        messages: list[Message] = []
-        self.consumer().consume(messages.append, drain=True)
-        return messages
 
 
 @pytest.fixture

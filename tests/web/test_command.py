@@ -94,6 +94,7 @@ def test_a_signal_to_another_thread(at: OnFile) -> None:
         assert (process.returncode, err) == (0, "")
 
 
+@pytest.mark.in_turn("long")
 def test_keeps_connections(at: OnFile) -> None:
     """A connection stays open for longer than a browser pauses: its next request would be lost."""
     with served() as (_, said):

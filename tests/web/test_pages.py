@@ -370,7 +370,7 @@ def test_nothing_of_others_is_markup(trouble: Trouble) -> None:
     trouble.doubt(HOSTILE, consumer=HOSTILE)
     message = Message(HOSTILE, HOSTILE.encode(), HOSTILE, {"x": HOSTILE}, HOSTILE)
     [number] = trouble.fail(message, error=HOSTILE)
-    trouble.wait(Message(f"{HOSTILE}2", b"", HOSTILE), HOSTILE)
+    trouble.wait(Message(f"{HOSTILE}2", b"", HOSTILE), error=HOSTILE)
     trouble.defer(f"{HOSTILE}3", HOSTILE)
     reader = Reader(dashboard(trouble.ledger, auth=as_user(name=HOSTILE), name=HOSTILE))
     ids = [HOSTILE, f"{HOSTILE}2", f"{HOSTILE}3"]

@@ -115,7 +115,7 @@ def test_nothing_of_others_is_markup(trouble: Trouble) -> None:
     """Ids, consumers, types, errors, destinations, reasons and the ledger's name are data."""
     trouble.doubt(HOSTILE, consumer=HOSTILE)
     trouble.fail(Message(HOSTILE, b"", HOSTILE, {"x": HOSTILE}, HOSTILE), error=HOSTILE)
-    trouble.wait(Message(f"{HOSTILE}2", b"", HOSTILE), HOSTILE)
+    trouble.wait(Message(f"{HOSTILE}2", b"", HOSTILE), error=HOSTILE)
     trouble.defer(f"{HOSTILE}3", HOSTILE)
     refuse(trouble.ledger, f"{HOSTILE}4", HOSTILE)
     page = report(trouble.ledger, ops.overview(trouble.ledger), HOSTILE)
