@@ -268,10 +268,11 @@ class LedgerGauges:
             self._outage.over()
 
     def _gauges(self) -> list[Metric]:
-        records = _gauge("oncely_records", "Records.", "consumer", "state")
-        in_doubt = _gauge("oncely_in_doubt", "Claims that ran out, and wait.", "consumer")
+        records = GaugeMetricFamily("oncely_records", "Records.", labels=["consumer", "state"])
+        text, labels = "Claims that ran out, and wait.", ["consumer"]
+        in_doubt = GaugeMetricFamily("oncely_in_doubt", text, labels=labels)
         text = "How long ago the oldest claim in doubt was last seen."
-        age = _gauge("oncely_in_doubt_age_seconds", text, "consumer")
+        age = GaugeMetricFamily("oncely_in_doubt_age_seconds", text, labels=labels)
         now = self._ledger.now()
         for (consumer, state), tally in self._ledger.tallies(_EXACT).items():
             records.add_metric([consumer, state.value], tally.count)
@@ -297,10 +298,6 @@ class LedgerGauges:
         return [*deferred, *retries, *_by_name(_QUEUES, "queue", name_of_queue, backlogs)]
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
-
-
 def _by_name(
     gauges: Sequence[tuple[str, str, str]],
     label: str,
@@ -309,7 +306,7 @@ def _by_name(
 ) -> Iterator[Metric]:
     """These gauges of the queues to which `name_of` gives a name."""
     for gauge, text, field in gauges:
-        metric = _gauge(gauge, text, label)
+        metric = GaugeMetricFamily(gauge, text, labels=[label])
         for queue, backlog in backlogs.items():
             if (name := name_of(queue)) is not None:
                 metric.add_metric([name], getattr(backlog, field))

@@ -352,14 +352,7 @@ class _Sending:
         while heads:
             destination = next(iter(heads.values())).destination
             try:
-                refused = self._publish(list(heads.values()))
-                for index, (lane, head) in enumerate(heads.items()):
-                    if mended := self._relay._failing.pop(head.destination, None):
-                        mended[1].over()
-                    if index in refused:
-                        self._batch.refuse(lane, self._refusal(head, *refused[index]))
-                    else:
-                        self._batch.confirm(lane)
+                self._publish_heads(heads)
                 taking.add(destination)
             except TransportError as error:
                 failing[destination] = self._batch.put_apart(destination), error
@@ -374,6 +367,20 @@ class _Sending:
                 self._batch.take_in(apart)
         if failing and not is_there:
             raise next(reversed(failing.values()))[1]
+
+    def _publish_heads(self, heads: Mapping[str, WaitingMessage]) -> None:
+        refused = self._publish(list(heads.values()))
+        for index, (lane, head) in enumerate(heads.items()):
+            if mended := self._relay._failing.pop(head.destination, None):
+                mended[1].over()
+            if index not in refused:
+                self._batch.confirm(lane)
+                continue
+            reason, is_passing = refused[index]
+            retries, attempts = self._relay._retries, head.attempts + 1
+            is_over = not is_passing or retries.is_spent(attempts)
+            retry_s = None if is_over else retries.delay_s(attempts)
+            self._batch.refuse(lane, PutBack(head, describe(reason), retry_s))
 
     def _leave(self, messages: Sequence[WaitingMessage], error: TransportError) -> None:
         """Put these back: their destination fails, while others do not."""
@@ -402,12 +409,6 @@ class _Sending:
             # The text is not a destination: refused, so that no other message waits for it.
             return dict.fromkeys(range(len(messages)), (str(error), False))
         return {}
-
-    def _refusal(self, message: WaitingMessage, reason: str, is_passing: bool) -> PutBack:
-        retries = self._relay._retries
-        attempts = message.attempts + 1
-        is_over = not is_passing or retries.is_spent(attempts)
-        return PutBack(message, describe(reason), None if is_over else retries.delay_s(attempts))
 
     # ---- What is counted and logged ------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Command, InProcess, OnFile, Project
 
-from oncely import State, ops
+from oncely import State
 from oncely.spark.pipeline.config import read_config
 
 DAY_S = 86_400.0
@@ -54,7 +54,9 @@ def test_it_is_in_the_audit(old: "OnFile", command: Command, tmp_path: Path) -> 
     to = ("archive", "--to", str(tmp_path / "archive"), "--by", "ann")
     assert command(*to, "--why", "monthly").code == 0
     assert command(*to).code == 0
-    entries = [(each.by, each.action, each.changed, each.why) for each in ops.audit(old.ledger)]
+    entries = [
+        (each.by, each.action, each.changed, each.why) for each in old.ledger.operations.audit()
+    ]
     assert entries == [("ann", "archived", 0, ""), ("ann", "archived", 31, "monthly")]
 
 

@@ -61,7 +61,7 @@ def test_a_group_is_changed(shop: Shop, at: OnFile, command: Command) -> None:
     assert command("dead", "retry", "--group", large, "--why", "they are back").code == 0
     assert [each.message.id for each in at.ledger.dead()] == ["c"]
     assert [message.id for message in shop.handled()] == ["a", "b"]
-    [entry] = ops.audit(at.ledger)
+    [entry] = at.ledger.operations.audit()
     assert (entry.action, entry.changed, entry.why) == ("dead_letter_retried", 2, "they are back")
     ran = command("dead", "retry", "--group", large)
     assert (ran.code, ran.out) == (1, "")

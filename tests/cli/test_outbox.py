@@ -49,7 +49,7 @@ def test_send_again(sending: OnFile, command: Command) -> None:
     assert f"there is no refused message {waits.number}" in ran.err
     both = ops.unsent_messages(sending.ledger).messages
     assert {each.destination: each.attempts for each in both} == {"mails": 0, "texts": 0}
-    [entry] = ops.audit(sending.ledger)
+    [entry] = sending.ledger.operations.audit()
     assert (entry.action, entry.message_id) == ("sent_again", "order-9")
     assert (entry.by, entry.changed, entry.refused, entry.why) == ("ann", 1, 1, "split")
 
@@ -72,7 +72,7 @@ def test_discard(sending: OnFile, command: Command, is_last: bool) -> None:
         record = ledger.find(key)
         states.append(record and record.state)
     assert states == [State.HANDLED, State.COMPLETED]
-    assert [entry.action for entry in ops.audit(ledger)] == ["unsent_discarded"]
+    assert [entry.action for entry in ledger.operations.audit()] == ["unsent_discarded"]
 
 
 def test_queue(at: OnFile, command: Command) -> None:

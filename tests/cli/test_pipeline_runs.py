@@ -81,7 +81,7 @@ def test_a_run_its_repetition_and_a_lost_checkpoint(project: Project) -> None:
     assert set(project.effects().values()) == {1}
     assert len(project.effects()) == 401
     with contextlib.closing(open_ledger(f"sqlite:///{project.folder}/out/ledger.db")) as ledger:
-        runs, [rates] = ops.runs(ledger), ops.activity(ledger).day.values()
+        runs, [rates] = ledger.operations.runs(), ops.activity(ledger).day.values()
     assert [run.totals["handled"] for run in runs] == [0, 1, 0, 400]
     assert all(run.ended is not None and run.error is None for run in runs)
     assert (rates.handled, rates.duplicates) == (401, 12 + 1 + 414)

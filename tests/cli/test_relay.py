@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Command, InProcess, OnFile
 from tests.records import granted
 
-from oncely import Key, Message, State, open_transport, ops
+from oncely import Key, Message, State, open_transport
 from oncely.cli import progress
 from oncely.core.waiting import WaitingMessage
 
@@ -104,7 +104,7 @@ def test_set_aside_and_sent_again(
     assert (code, told(err)[-1]) == (0, "set-aside messages to retry: 1")
     assert json.loads(out) == {"sent": 1, "refused": 0, "set_aside": 0, "waiting": 0}
     assert command(*again, "--transport", wide).code == 0
-    [entry] = ops.audit(at.ledger)
+    [entry] = at.ledger.operations.audit()
     assert (entry.by, entry.action, entry.changed) == ("ann", "sent_again", 1)
     assert (entry.consumer, entry.message_id, entry.why) == ("", "", "wide now")
 

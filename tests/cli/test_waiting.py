@@ -7,7 +7,7 @@ from contextlib import closing
 
 from tests.cli.conftest import Command, OnFile, Shop
 
-from oncely import Key, Message, ops
+from oncely import Key, Message
 
 
 def overdue(at: OnFile, id_: str) -> None:
@@ -99,7 +99,7 @@ def test_run_now(shop: Shop, at: OnFile, command: Command) -> None:
     handled: list[str] = []
     shop.consumer().tries(3).consume(lambda message: handled.append(message.id), drain=True)
     assert handled == ["a"]
-    [entry] = ops.audit(at.ledger)
+    [entry] = at.ledger.operations.audit()
     assert (entry.action, entry.message_id, entry.changed) == ("run_now", "a", 1)
 
 

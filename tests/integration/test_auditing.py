@@ -74,7 +74,7 @@ def noted(ledger: Ledger) -> list[tuple[str, str, str, str, int | None, int | No
             each.refused,
             each.why,
         )
-        for each in reversed(ops.audit(ledger))
+        for each in reversed(ledger.operations.audit())
     ]
 
 
@@ -188,7 +188,7 @@ def test_what_was_done_before_an_outage(ledger: Ledger, monkeypatch: pytest.Monk
     with pytest.raises(StoreUnavailable, match=r"^gone; 1 of 2 were changed before that, whether"):
         ops.reset(ledger, records, by="ann")
     assert noted(ledger) == [("ann", "reset", "billing", "1", 1, None, "")]
-    assert ops.audit(ledger)[0].changed_in_words() == "begun; at least 1 changed (of 2)"
+    assert ledger.operations.audit()[0].changed_in_words() == "begun; at least 1 changed (of 2)"
 
 
 def test_a_store_without_an_audit() -> None:
@@ -196,7 +196,7 @@ def test_a_store_without_an_audit() -> None:
     ledger = open_ledger("memory://")
     changed = ops.reset(ledger, [failed(ledger, "1")], by="ann")
     assert (len(changed.done), changed.audit_error) == (1, None)
-    looked: Sequence[AuditEntry] = ops.audit(ledger)
+    looked: Sequence[AuditEntry] = ledger.operations.audit()
     assert looked == []
     with pytest.raises(ConfigError, match="keeps no workers, activity, runs or audit"):
         ops.check_kept(ledger)

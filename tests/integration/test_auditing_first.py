@@ -131,7 +131,7 @@ def test_no_change_without_an_entry(
             change(full)
     assert str(raised.value) == "nothing was changed, as the audit cannot be written: gone"
     assert full.rows() == before
-    assert ops.audit(full.ledger) == []
+    assert full.ledger.operations.audit() == []
 
 
 @pytest.mark.parametrize("change", _EACH)
@@ -146,7 +146,7 @@ def test_the_entry_is_there_first(
     def noting(store: SqlStore, entry: AuditEntry) -> int:
         id_ = note(store, entry)
         seen.append(full.rows())
-        [begun] = ops.audit(full.ledger)
+        [begun] = full.ledger.operations.audit()
         assert (begun.by, begun.changed, begun.refused) == ("ann", None, None)
         return id_
 
@@ -155,7 +155,7 @@ def test_the_entry_is_there_first(
     change(full)
     assert seen == [before]
     assert full.rows() != before
-    [entry] = ops.audit(full.ledger)
+    [entry] = full.ledger.operations.audit()
     assert entry.changed
     assert entry.refused == 0
     assert entry.chosen in (None, entry.changed)
@@ -217,7 +217,7 @@ def test_killed_before_the_counts(
         else:
             resets = ["reset" in (found[key].metadata or {}) for key in keys]
             assert resets == left
-        [entry] = ops.audit(ledger)
+        [entry] = ledger.operations.audit()
         assert (entry.action, entry.consumer, entry.message_id, entry.chosen) == told
         assert (entry.by, entry.changed, entry.refused) == ("ann", None, None)
         assert entry.changed_in_words().startswith(_NOT_KNOWN)
@@ -230,7 +230,7 @@ def test_ids_that_are_not_usable(full: Full) -> None:
     """An id that no message can have is a mistake before anything is begun."""
     with pytest.raises(MessageError):
         ops.run_now(full.ledger, [_WAITS, Key("billing", "a\0")], by="ann")
-    assert ops.audit(full.ledger) == []
+    assert full.ledger.operations.audit() == []
 
 
 def test_a_mistake_is_no_doubt(full: Full) -> None:
@@ -238,7 +238,7 @@ def test_a_mistake_is_no_doubt(full: Full) -> None:
     other = Message("another", b"[]")
     with pytest.raises(ConfigError, match="is another message than"):
         ops.retry_letters(full.ledger, full.dead, message=other, by="ann")
-    [entry] = ops.audit(full.ledger)
+    [entry] = full.ledger.operations.audit()
     assert (entry.action, entry.chosen, entry.changed, entry.refused) == (
         "dead_letter_edited",
         1,

@@ -213,7 +213,11 @@ def reader(ledger: Ledger, _: Ledger, __: str) -> Acts:
         "overview": lambda: ops.overview(ledger),
         "story": lambda: ops.story(ledger, Key("billing", "m")),
         "details": lambda: ops.details(ledger, Key("billing", "m")),
-        "history": lambda: (ops.audit(ledger), ops.activity(ledger), ops.runs(ledger)),
+        "history": lambda: (
+            ledger.operations.audit(),
+            ops.activity(ledger),
+            ledger.operations.runs(),
+        ),
         "letters": lambda: ops.dead_letters(ledger, None, 10),
     }
 

@@ -135,17 +135,17 @@ def test_runs_and_audit(ledger: Ledger) -> None:
     ledger.operations.keep_run(run)
     ledger.operations.keep_run(run._replace(ended=2.0, totals={"handled": 3}))
     ledger.operations.keep_run(run._replace(id="r2", began=5.0))
-    assert [(each.id, each.ended, each.totals) for each in ops.runs(ledger)] == [
+    assert [(each.id, each.ended, each.totals) for each in ledger.operations.runs()] == [
         ("r2", None, {}),
         ("r1", 2.0, {"handled": 3}),
     ]
     for number in range(3):
         entry = AuditEntry(0, 0.0, "anna", "reset", "billing", f"m{number}", 1, 1, 0, "why")
         ledger.operations.note(entry)
-    newest, second, _ = ops.audit(ledger)
+    newest, second, _ = ledger.operations.audit()
     assert (newest.message_id, second.message_id) == ("m2", "m1")
     assert newest.at == pytest.approx(ledger.now(), abs=60)
-    assert [each.message_id for each in ops.audit(ledger, before=second.id)] == ["m0"]
+    assert [each.message_id for each in ledger.operations.audit(before=second.id)] == ["m0"]
 
 
 @on_every_database
@@ -155,8 +155,8 @@ def test_purged(ledger: Ledger) -> None:
     ledger.operations.note(AuditEntry(0, 0.0, "anna", "reset", "billing", "m", 1, 1, 0, ""))
     ledger.recorder.tell()
     assert ledger.operations.purge_operations(3_600) == 1
-    assert ops.runs(ledger) == []
-    assert len(ops.audit(ledger)) == len(ops.workers(ledger)) == 1
+    assert ledger.operations.runs() == []
+    assert len(ledger.operations.audit()) == len(ops.workers(ledger)) == 1
 
 
 def _unreachable(*_: object) -> None:

@@ -121,7 +121,7 @@ def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "E
 def kept_runs(settings: Settings) -> list[Run]:
     with closing(open_ledger(settings["ledger"])) as ledger:
         ledger.migrate()
-        return [*ops.runs(ledger)]
+        return [*ledger.operations.runs()]
 
 
 def test_a_batch_is_a_run(frame: Frame, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import OpenSqlite
 from tests.records import granted
 from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
-from oncely import Key, Message, Relay, State, ops
+from oncely import Key, Message, Relay, State
 from oncely.core.errors import StoreUnavailable
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
@@ -379,4 +379,4 @@ def test_a_change_that_is_not_in_the_audit(trouble: Trouble, tmp_path: Path) -> 
             assert re.search(r"\b1 (completed|will|due)", done)
             assert "Done, but the audit does not say how many were changed: " in done
             assert "full" in done
-    assert [each.refused for each in ops.audit(trouble.ledger)] == [None] * 4
+    assert [each.refused for each in trouble.ledger.operations.audit()] == [None] * 4

@@ -138,7 +138,7 @@ def test_a_probe_decides(trouble: Trouble) -> None:
     assert record(trouble, "order-3").state is State.PROCESSING
     assert [
         (each.by, each.action, each.message_id, each.changed, each.why)
-        for each in reversed(ops.audit(trouble.ledger))
+        for each in reversed(trouble.ledger.operations.audit())
     ] == [
         ("anna", "happened", "order-1", 1, "probe: happened; the log is back"),
         ("anna", "reset", "order-2", 1, "probe: not happened; the log is back"),

@@ -128,8 +128,8 @@ def table_of(records: Sequence[Record]) -> pa.Table:
     columns: dict[str, list[Any]] = {
         "message_id": [record.key.message_id for record in records],
         "status": [record.state.value for record in records],
-        "first_seen": [_microseconds(record.first_seen) for record in records],
-        "last_seen": [_microseconds(record.last_seen) for record in records],
+        "first_seen": [round(record.first_seen * 1_000_000) for record in records],
+        "last_seen": [round(record.last_seen * 1_000_000) for record in records],
         "metadata": [_json(record.metadata) for record in records],
         "result": [_json(record.result) for record in records],
     }
@@ -149,10 +149,6 @@ def record_of(consumer: str, row: Mapping[str, Any]) -> Record:
         result=None if row["result"] is None else json.loads(row["result"]),
         **{name: row[name] for name in _AS_THEY_ARE},
     )
-
-
-def _microseconds(at: float) -> int:
-    return round(at * 1_000_000)
 
 
 def _json(value: Any) -> str | None:

@@ -104,23 +104,19 @@ class Archive:
         # A purge without an archive removed records before all that were last seen later, so the
         # first archived one tells. It has to be completed: a failed one may have been spared by
         # that purge, because messages of it waited to be sent.
-        for _, of_day in groupby(there, key=lambda part: part.date):
-            first = min(self._first_completed(part) for part in of_day)
-            if first < math.inf:
-                return first
-        return math.inf
-
-    def _first_completed(self, part: Part) -> float:
-        with self._files.open_input_file(part.path) as stream:
-            groups = list(_groups(pq.ParquetFile(stream).metadata))
         completed = State.COMPLETED.value
-        times = [
-            group.column(_LAST_SEEN).statistics.min.timestamp()
-            for group in groups
-            if group.column(_STATUS).statistics.min == group.column(_STATUS).statistics.max
-            and group.column(_STATUS).statistics.min == completed
-        ]
-        return min(times, default=math.inf)
+        for _, of_day in groupby(there, key=lambda part: part.date):
+            times: list[float] = []
+            for part in of_day:
+                with self._files.open_input_file(part.path) as stream:
+                    groups = list(_groups(pq.ParquetFile(stream).metadata))
+                for group in groups:
+                    status = group.column(_STATUS).statistics
+                    if status.min == status.max == completed:
+                        times.append(group.column(_LAST_SEEN).statistics.min.timestamp())
+            if times:
+                return min(times)
+        return math.inf
 
     # ---- Reading -------------------------------------------------------------------------------
 

@@ -50,12 +50,6 @@ class Archived:
     have changed since they were read."""
     files: int = 0
 
-    def add(self, other: "Archived") -> None:
-        """Count what `other` counted as well."""
-        self.archived += other.archived
-        self.left += other.left
-        self.files += other.files
-
 
 @dataclass(frozen=True, slots=True)
 class ArchivedAll:

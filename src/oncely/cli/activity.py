@@ -72,7 +72,7 @@ def workers(ledger: "Ledger", as_json: bool) -> None:
 def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
     """List the runs on Spark, the newest first."""
     ops.check_kept(ledger)
-    found, now = ops.runs(ledger, limit), ledger.now()
+    found, now = ledger.operations.runs(limit), ledger.now()
     if as_json:
         put_json({"runs": [run._asdict() for run in found]})
         return
@@ -97,7 +97,7 @@ def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
 def audit(ledger: "Ledger", limit: int, before: int | None, as_json: bool) -> None:
     """List what people have changed, the newest first."""
     ops.check_kept(ledger)
-    found, now = ops.audit(ledger, limit, before), ledger.now()
+    found, now = ledger.operations.audit(limit, before), ledger.now()
     if as_json:
         put_json({"audit": [entry._asdict() for entry in found]})
         return

@@ -76,7 +76,13 @@ def _change(
     """Change records; return 1 if one is refused, or if the user answers no. `states` are those to
     look in where no --state is typed.
     """
-    _check_chosen(verb, message_id, filters)
+    others = [filters.states, filters.older_than, filters.text]
+    if message_id is not None and any(others):
+        raise ConfigError(f"{verb}: an ID takes no filters but --consumer; leave one out")
+    if message_id is None and not any([*others, filters.consumer]):
+        raise ConfigError(
+            f"{verb}: name an ID, or filters such as --consumer billing --state failed"
+        )
     if message_id is not None:
         records: Sequence[Record] = [one_record(ledger, message_id, filters.consumer)]
     else:
@@ -97,16 +103,6 @@ def _change(
     with Progress() as progress:
         changed = change(ledger, records, on_each=progress.counter(len(records)), **note)
     return _told(changed, done, as_json=as_json)
-
-
-def _check_chosen(verb: str, message_id: str | None, filters: "ops.Selection") -> None:
-    others = [filters.states, filters.older_than, filters.text]
-    if message_id is not None and any(others):
-        raise ConfigError(f"{verb}: an ID takes no filters but --consumer; leave one out")
-    if message_id is None and not any([*others, filters.consumer]):
-        raise ConfigError(
-            f"{verb}: name an ID, or filters such as --consumer billing --state failed"
-        )
 
 
 @options.command("settle", "oncely settle order-17 --happened --why 'it is on the bill'")

@@ -6,26 +6,41 @@ from typing import Any
 
 import click
 from click.exceptions import Exit, NoArgsIsHelpError
+from click.shell_completion import get_completion_class
 
+from oncely.cli import options
 from oncely.cli.activity import activity, audit, runs, workers
-from oncely.cli.archive import archive
 from oncely.cli.changes import cancel, forget, reset, run_now, settle
-from oncely.cli.completion import COMPLETE_VARIABLE, completion
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
 from oncely.cli.init_command import init
 from oncely.cli.options import Commands
-from oncely.cli.outbox import outbox, queue
+from oncely.cli.outbox import outbox, queue, waiting
 from oncely.cli.pipeline import pipeline
-from oncely.cli.purge import purge
+from oncely.cli.purge import archive, purge
 from oncely.cli.records import list_records, show
 from oncely.cli.relay import relay
 from oncely.cli.report import report
 from oncely.cli.schema import check, migrate
 from oncely.cli.status import status
-from oncely.cli.waiting import waiting
 from oncely.cli.web import web
 from oncely.core.errors import ConfigError
+
+COMPLETE_VARIABLE = "_ONCELY_COMPLETE"
+"""Set by the script when it asks for completions."""
+
+
+@options.command("completion", "oncely completion bash > ~/.oncely-completion")
+@click.argument(
+    "shell", type=click.Choice(("bash", "zsh", "fish")), metavar="SHELL", help="bash, zsh, fish"
+)
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print a script with which a shell completes commands and options."""
+    found = get_completion_class(shell)
+    assert found is not None  # noqa: S101 - click has all that are offered.
+    print(found(ctx.find_root().command, {}, "oncely", COMPLETE_VARIABLE).source())
+
 
 SECTIONS: Mapping[str, Sequence[click.Command]] = {
     "Get started": (init, migrate, completion),

@@ -78,7 +78,7 @@ class _EventFormatter(logging.Formatter):
 
     def __init__(self, log_format: str, fixed: Mapping[str, Any]) -> None:
         super().__init__()
-        self._put = _as_text if log_format == "text" else _as_json
+        self._is_json = log_format == "json"
         self._fixed = fixed
 
     def format(self, record: logging.LogRecord) -> str:
@@ -90,36 +90,23 @@ class _EventFormatter(logging.Formatter):
         said = record.getMessage()
         if "event" not in extra:
             said = mask_passwords(said)  # Of an event, it is masked but for the message's name.
-        return self._put(record, said, details, trace)
-
-
-def _as_text(
-    record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
-) -> str:
-    """One line: time, level, sentence and event; a traceback below, indented."""
-    names = [f"{name}={shown(str(details[name]))}" for name in _IN_TEXT if name in details]
-    line = " ".join([_moment(record), f"{record.levelname:<7}", shown(said), *names])
-    return "\n".join([line, *(f"  {shown(each)}" for each in (trace or "").splitlines())])
-
-
-def _as_json(
-    record: logging.LogRecord, said: str, details: Mapping[str, Any], trace: str | None
-) -> str:
-    """One JSON object: time, level, event, message, the event's fields, and `exception`."""
-    told = {
-        "time": _moment(record),
-        "level": record.levelname.lower(),
-        "event": details.get("event"),
-        "message": said,
-    }
-    last = {} if trace is None else {"exception": trace}
-    # A field with one of these names does not replace it.
-    return json.dumps({**told, **details, **told, **last})
-
-
-def _moment(record: logging.LogRecord) -> str:
-    when = datetime.fromtimestamp(record.created, UTC)
-    return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z"
+        when = datetime.fromtimestamp(record.created, UTC)
+        moment = f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z"
+        if self._is_json:
+            # Time, level, event, message, the event's fields, and `exception`.
+            told = {
+                "time": moment,
+                "level": record.levelname.lower(),
+                "event": details.get("event"),
+                "message": said,
+            }
+            last = {} if trace is None else {"exception": trace}
+            # A field with one of these names does not replace it.
+            return json.dumps({**told, **details, **told, **last})
+        # One line: time, level, sentence and event; a traceback below, indented.
+        names = [f"{name}={shown(str(details[name]))}" for name in _IN_TEXT if name in details]
+        line = " ".join([moment, f"{record.levelname:<7}", shown(said), *names])
+        return "\n".join([line, *(f"  {shown(each)}" for each in (trace or "").splitlines())])
 
 
 def _masked(name: str, value: object) -> Any:

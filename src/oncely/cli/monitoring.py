@@ -121,8 +121,13 @@ class _Monitor:
                 return 200, generate_latest(self).decode()
             case "/live":
                 return _told(self._still(), "live")
+            case "/ready" if is_process_stopping():
+                return _told(["it is stopping"], "ready")
             case "/ready":
-                return _told(self._unready(), "ready")
+                healths = self._healths().items()
+                found = [_named(name, each.unready) for name, each in healths if each.unready]
+                away = self._ledger_away()
+                return _told(self._still() + found + ([away] if away else []), "ready")
             case _:
                 return 404, "not found: the paths are /metrics, /live and /ready\n"
 
@@ -150,14 +155,6 @@ class _Monitor:
             for name, each in self._healths().items()
             if not each.is_live
         ]
-
-    def _unready(self) -> list[str]:
-        if is_process_stopping():
-            return ["it is stopping"]
-        healths = self._healths()
-        found = [_named(name, each.unready) for name, each in healths.items() if each.unready]
-        away = self._ledger_away()
-        return self._still() + found + ([away] if away else [])
 
     def _ledger_away(self) -> str | None:
         """Why the ledger cannot be reached, if so; requests share one call for a short time."""

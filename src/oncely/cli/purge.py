@@ -1,6 +1,7 @@
-"""`oncely purge`: removes completed and failed records after their consumer's retention."""
+"""`oncely purge` and `oncely archive`: completed and failed records after their retention."""
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from oncely.cli import lazy_ops as ops
@@ -36,3 +37,31 @@ def purge(ledger: "Ledger", past: Past, batch: int, note: Note, as_json: bool) -
         return
     shown = {consumer: [count] for consumer, count in purged.counts.items()}
     put(consumers_table(["purged"], shown, [total]))
+
+
+@options.command("archive", "oncely archive --to s3://bucket/ledger")
+@options.option("--to", values.FOLDER, "a path, or a URI such as s3://bucket/folder", required=True)
+@options.retention
+@options.option("--batch", values.NUMBER, "records held in memory at once", default=50_000)
+@options.note
+@options.open_ledger
+def archive(ledger: "Ledger", to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
+    """Write records that were completed or failed long ago to Parquet, then remove them."""
+    from oncely.archive.writing import Archived
+    from oncely.archive.writing import archive as move
+
+    with Progress("reading the ledger") as progress:
+
+        def show(consumer: str, so_far: Archived) -> None:
+            progress.show(f"archived {so_far.archived:,} of {consumer}  {progress.took_s:.0f} s")
+
+        archived = move(ledger, to, **past, batch=batch, on_batch=show, **note)
+    tell_audit(archived.audit_error)
+    consumers = {name: asdict(each) for name, each in archived.counts.items()}
+    total = {key: sum(each[key] for each in consumers.values()) for key in asdict(Archived())}
+    if as_json:
+        error = archived.audit_error
+        put_json({"consumers": consumers, "total": total, "audit_error": error})
+        return
+    shown = {name: [*counts.values()] for name, counts in consumers.items()}
+    put(consumers_table([*total], shown, [*total.values()]))

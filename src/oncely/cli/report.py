@@ -25,7 +25,13 @@ def report(at: LedgerName, to: str, as_json: bool) -> None:
     """Write the pages of the dashboard to one HTML file."""
     from oncely.web.report import report as pages
 
-    _check_writable(Path(to))
+    named = Path(to)
+    if named.is_dir():
+        raise ConfigError(f"--to: {to!r} is a folder; name a file, such as report.html")
+    if named.exists() and not named.is_file():
+        raise ConfigError(f"--to: {to!r} is not a file; name one, such as report.html")
+    if not named.absolute().parent.is_dir():
+        raise ConfigError(f"--to: there is no folder {str(named.parent)!r}")
     # What a link points to is replaced, not the link: /dev/stdout is one. The file appears only
     # when it is complete.
     file = Path(to).resolve()
@@ -34,26 +40,14 @@ def report(at: LedgerName, to: str, as_json: bool) -> None:
         table = "" if at.table == TABLE_NAME else f", table {at.table}"
         schema = "" if at.schema is None else f", schema {at.schema}"
         name = f"{mask_passwords(at.url or '')}{table}{schema}"
-        _write(file, pages(ledger, found, name))
-    if as_json:
-        put_json({"file": to, **found.as_dict()})
-    else:
-        print(f"{to}: {found.verdict}")
-
-
-def _check_writable(file: Path) -> None:
-    if file.is_dir():
-        raise ConfigError(f"--to: {str(file)!r} is a folder; name a file, such as report.html")
-    if file.exists() and not file.is_file():
-        raise ConfigError(f"--to: {str(file)!r} is not a file; name one, such as report.html")
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--to: there is no folder {str(file.parent)!r}")
-
-
-def _write(file: Path, text: str) -> None:
+        text = pages(ledger, found, name)
     unfinished = file.with_name(f".{file.name}.{uuid4().hex}")
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
+    if as_json:
+        put_json({"file": to, **found.as_dict()})
+    else:
+        print(f"{to}: {found.verdict}")

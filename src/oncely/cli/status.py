@@ -56,13 +56,14 @@ def _watch(ledger: "Ledger", pause_s: float, *, as_json: bool) -> None:
     live = Live(console=console, auto_refresh=False)
     with on_signals(stop.set, end_at_once), live if in_place else nullcontext():
         while not stop.is_set():
+            as_of = f"as of {time.strftime('%H:%M:%S')}"
             if in_place:
                 found = ops.status(ledger)
                 tables = [part for table in _tables(found) for part in (table, "")]
-                live.update(Group(*tables, *_lines(found), _as_of()), refresh=True)
+                live.update(Group(*tables, *_lines(found), as_of), refresh=True)
             else:
                 _print(ledger, as_json=as_json)
-                print("" if as_json else f"{_as_of()}\n\n", end="", flush=True)
+                print("" if as_json else f"{as_of}\n\n", end="", flush=True)
             stop.wait(pause_s)
 
 
@@ -78,10 +79,6 @@ def _print(ledger: "Ledger", *, as_json: bool) -> None:
     lines = [*_lines(found)]
     if lines:
         print("", *lines, sep="\n")
-
-
-def _as_of() -> str:
-    return f"as of {time.strftime('%H:%M:%S')}"
 
 
 def _tables(found: "ops.Status") -> Iterator["Table"]:

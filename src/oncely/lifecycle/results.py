@@ -217,8 +217,15 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 def _reader_of_many(kind: type, arguments: Sequence[Any]) -> Callable[[Any], Any]:
     inner = [_reader(each) for each in arguments if each is not ...]
     if issubclass(kind, tuple):
+        if not inner:
+            return getattr(kind, "_make", tuple)
         is_open = ... in arguments
-        return partial(_tuple_of, inner, is_open) if inner else getattr(kind, "_make", tuple)
+
+        def tuple_of(value: Any) -> Any:
+            readers = inner * len(value) if is_open else inner
+            return tuple(read(each) for read, each in zip(readers, value, strict=True))
+
+        return tuple_of
     if all(read is _same for read in inner) and (isabstract(kind) or issubclass(kind, _PLAIN)):
         return _same
     if issubclass(kind, Mapping):
@@ -235,11 +242,6 @@ def _first_of(readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
         with suppress(Exception):
             return read(value)
     return readers[-1](value)
-
-
-def _tuple_of(inner: Sequence[Callable[[Any], Any]], is_open: bool, value: Any) -> Any:
-    readers = [inner[0]] * len(value) if is_open else inner
-    return tuple(read(each) for read, each in zip(readers, value, strict=True))
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from oncely.core.activity import PERIOD_S, Activity, AuditEntry, Run, Worker, quantile_s
+from oncely.core.activity import PERIOD_S, Activity, Worker, quantile_s
 from oncely.core.errors import ConfigError
 from oncely.engine.recording import BEAT_S
 from oncely.ledger import Ledger
@@ -87,25 +87,24 @@ def _by_consumer(found: Iterable[Activity]) -> Mapping[str, Rates]:
     groups: dict[str, list[Activity]] = defaultdict(list)
     for each in found:
         groups[each.consumer].append(each)
-    return {consumer: _rates(groups[consumer]) for consumer in sorted(groups)}
-
-
-def _rates(found: Sequence[Activity]) -> Rates:
-    seconds = [each.seconds for each in found]
-    handled = sum(each.handled for each in found)
-    failed = sum(each.failed for each in found)
-    exhausted = sum(each.exhausted for each in found)
-    ended = handled + exhausted
-    return Rates(
-        handled=handled,
-        failed=failed,
-        exhausted=exhausted,
-        duplicates=sum(each.duplicates for each in found),
-        in_doubt=sum(each.in_doubt for each in found),
-        p50_s=quantile_s(seconds, 0.5),
-        p95_s=quantile_s(seconds, 0.95),
-        attempts=round((handled + failed) / ended, 2) if ended else None,
-    )
+    rates = {}
+    for consumer, its in sorted(groups.items()):
+        seconds = [each.seconds for each in its]
+        handled = sum(each.handled for each in its)
+        failed = sum(each.failed for each in its)
+        exhausted = sum(each.exhausted for each in its)
+        ended = handled + exhausted
+        rates[consumer] = Rates(
+            handled=handled,
+            failed=failed,
+            exhausted=exhausted,
+            duplicates=sum(each.duplicates for each in its),
+            in_doubt=sum(each.in_doubt for each in its),
+            p50_s=quantile_s(seconds, 0.5),
+            p95_s=quantile_s(seconds, 0.95),
+            attempts=round((handled + failed) / ended, 2) if ended else None,
+        )
+    return rates
 
 
 class SeenWorker(NamedTuple):
@@ -130,26 +129,9 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
     ]
 
 
-def runs(ledger: Ledger, limit: int = 50) -> Sequence[Run]:
-    """The runs on Spark that began last, those first."""
-    return ledger.operations.runs(limit)
-
-
-def audit(ledger: Ledger, limit: int = 100, before: int | None = None) -> Sequence[AuditEntry]:
-    """What people changed last, the newest first: only entries numbered below `before`, where that
-    is set.
-    """
-    return ledger.operations.audit(limit, before)
-
-
-def keeps_activity(ledger: Ledger) -> bool:
-    """Whether the store keeps workers, activity, runs and an audit."""
-    return ledger.operations.keeps_operations
-
-
 def check_kept(ledger: Ledger) -> None:
     """Raise ConfigError where the store keeps nothing for operators."""
-    if not keeps_activity(ledger):
+    if not ledger.operations.keeps_operations:
         raise ConfigError(
             "this store keeps no workers, activity, runs or audit; use a ledger in SQL, such as "
             "sqlite:///oncely.db"

@@ -83,25 +83,16 @@ def audited(
     finally:
         if is_known or tally.changed:
             refused = tally.refused if is_known else None
-            tally.audit_error = _count(ledger, id_, entry, tally.changed, refused)
-
-
-def _count(
-    ledger: Ledger, id_: int, entry: AuditEntry, changed: int, refused: int | None
-) -> str | None:
-    """Keep the counts of an entry; return why that failed, which is logged."""
-    try:
-        ledger.operations.note_counts(id_, changed, refused)
-        return None
-    except StoreError as error:
-        told = describe(error)
-        facts = {"action": entry.action, "by": entry.by, "reason": told}
-        _log.error(
-            "the counts of '%(action)s' by %(by)s could not be written into the audit: %(reason)s; "
-            "the action itself stays",
-            extra={"event": "audit_not_completed", **facts},
-        )
-        return told
+            try:
+                ledger.operations.note_counts(id_, tally.changed, refused)
+            except StoreError as error:
+                tally.audit_error = describe(error)
+                facts = {"action": action, "by": note.by, "reason": tally.audit_error}
+                _log.error(
+                    "the counts of '%(action)s' by %(by)s could not be written into the audit: "
+                    "%(reason)s; the action itself stays",
+                    extra={"event": "audit_not_completed", **facts},
+                )
 
 
 def change_each(

@@ -1,6 +1,7 @@
 """Records: looked for in the order of their ids, as far as that goes in a moment."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from oncely._util import clock
@@ -10,7 +11,7 @@ from oncely.core.record import Key, Record
 from oncely.ledger import Ledger
 from oncely.ops.known import check_known
 from oncely.ops.records import Selection, queries
-from oncely.stores.store import Look, Query
+from oncely.stores.store import Look
 
 PATIENCE_S = 0.1
 """How long a search goes on looking, where nothing else is said."""
@@ -55,7 +56,13 @@ def search(
             raise ConfigError(f"{error}; no id can have it") from error
     fits = queries(selection)
     # A dict has an order, and each key once.
-    keys = dict.fromkeys(_exactly(ledger, fits, begins or selection.text) if after is None else [])
+    keys: dict[Key, None] = {}
+    with suppress(MessageError):  # A part of an id may be what cannot be an id itself.
+        message_id = check_id(begins or selection.text if after is None else None)
+        now = ledger.now()
+        for record in ledger.of_message(message_id):
+            if any(query.holds(record, now) for query in fits):
+                keys[record.key] = None
     until = clock.monotonic() + within_s
     looked_at, end = 0, after
     # Where nearly all fit, these are enough.
@@ -71,17 +78,3 @@ def search(
         check_known(ledger, selection.consumer)
     records = ledger.find_many(keys)
     return Searched([records[key] for key in keys if key in records], looked_at, end)
-
-
-def _exactly(ledger: Ledger, fits: Sequence[Query], text: str | None) -> Sequence[Key]:
-    """The keys of records with this very id that fit."""
-    try:
-        message_id = check_id(text)
-    except MessageError:
-        return []  # A part of an id may be what cannot be an id itself.
-    now = ledger.now()
-    return [
-        record.key
-        for record in ledger.of_message(message_id)
-        if any(query.holds(record, now) for query in fits)
-    ]

@@ -89,7 +89,13 @@ def story(ledger: Ledger, key: Key) -> Story:
     """
     now, record = ledger.now(), ledger.find(key)
     waiting = [*_of_waiting(ledger, key)]
-    entries, is_whole = _audit(ledger)
+    entries: list[AuditEntry] = []
+    is_whole, before = False, None
+    while not is_whole and len(entries) < _LOOKED_AT:
+        page = ledger.operations.audit(_PAGE, before)
+        entries += page
+        is_whole = len(page) < _PAGE
+        before = page[-1].id if page else None
     audited = [
         Chapter(entry.at, entry.action, _facts(entry))
         for entry in entries
@@ -116,19 +122,17 @@ def _of_record(record: Record | None, now: float, audited: Sequence[Chapter]) ->
     at = {name: time for name, note in notes.items() if (time := _time_of(note)) is not None}
     for name, time in at.items():
         said = {each: notes[name].get(each) for each in ("by", "why")}
-        if not any(_is_same(said, time, each) for each in audited):
+        # An entry of the audit is about the decision that was noted then if it was written just
+        # before.
+        if not any(
+            -_JUST_BEFORE_S < (entry.at or 0.0) - time < 1.0
+            and all(entry.details[each] == said[each] for each in said)
+            for entry in audited
+        ):
             # The note's time is cut to seconds: it was made within that one.
             yield Chapter(max(time, min(time + 0.999, record.last_seen)), name, said)
     untimed = {name: note for name, note in notes.items() if name not in at}
     yield Chapter(record.last_seen, "last seen", {**state, **facts, **untimed})
-
-
-def _is_same(said: Mapping[str, Any], time: float, entry: Chapter) -> bool:
-    """Whether an entry of the audit is about the decision that was noted then: it was written just
-    before.
-    """
-    is_then = -_JUST_BEFORE_S < (entry.at or 0.0) - time < 1.0
-    return is_then and all(entry.details[name] == said[name] for name in said)
 
 
 def _time_of(note: Any) -> float | None:
@@ -154,19 +158,6 @@ def _of_waiting(ledger: Ledger, key: Key) -> Iterator[Chapter]:
             yield Chapter(message.last_seen, _DEAD_LETTER, facts)
         else:
             yield Chapter(message.since, "waits for its retry", facts)
-
-
-def _audit(ledger: Ledger) -> tuple[Sequence[AuditEntry], bool]:
-    """Its newest entries, and whether these are all."""
-    found: list[AuditEntry] = []
-    before: int | None = None
-    for _ in range(_LOOKED_AT // _PAGE):
-        page = ledger.operations.audit(_PAGE, before)
-        found += page
-        if len(page) < _PAGE:
-            return found, True
-        before = page[-1].id
-    return found, False
 
 
 def _perhaps_discarded(entries: Iterable[AuditEntry], record: Record) -> Iterator[Chapter]:

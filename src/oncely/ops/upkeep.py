@@ -13,7 +13,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.engine.recording import SET_BACK
 from oncely.ledger import Ledger
-from oncely.ops.activity import DAY_S, audit, runs, workers
+from oncely.ops.activity import DAY_S, workers
 from oncely.ops.auditing import Note, audited
 from oncely.ops.known import check_known, consumers
 from oncely.ops.status import backlogs
@@ -165,7 +165,7 @@ def problems(
 
 def _set_back(ledger: Ledger) -> Iterator[str]:
     """What the last worker has noted that found the ledger as it was earlier, for a week."""
-    for each in audit(ledger, 1_000):
+    for each in ledger.operations.audit(1_000):
         if each.action == SET_BACK and each.at > ledger.now() - 7 * DAY_S:
             yield (
                 f"The ledger was set back, by a restore or a failover: what was stored {each.why} "
@@ -184,7 +184,7 @@ def _left_behind(ledger: Ledger) -> Iterator[str]:
     active = {each.consumer: each.began for each in rows}
     alive = {each.worker.id: each.worker.consumer for each in workers(ledger) if each.is_alive}
     at_work = {each.consumer for each in rows if each.worker in alive} | {*alive.values()} - {""}
-    at_work |= {each.consumer for each in runs(ledger) if each.began > last_day}
+    at_work |= {each.consumer for each in ledger.operations.runs() if each.began > last_day}
     for name, backlog in sorted(backlogs(ledger).retries.items()):
         later = {other for other, began in active.items() if began >= active.get(name, 0)}
         if name not in at_work and (at_work | later) - {name}:

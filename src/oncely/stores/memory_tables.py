@@ -14,15 +14,7 @@ from oncely.core.cases import Case, Row
 from oncely.core.message import Message
 from oncely.core.record import Key, Record
 from oncely.core.waiting import OUTBOX, WaitingMessage
-from oncely.stores.store import (
-    Backlog,
-    Believed,
-    Clock,
-    Horizons,
-    Listing,
-    Loaded,
-    PutBack,
-)
+from oncely.stores.store import Backlog, Believed, Clock, Horizons, Listing, Loaded, PutBack
 
 _Undo = Callable[[], object]
 

@@ -4,7 +4,6 @@ is polled, or its database notifies.
 
 import math
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -107,24 +106,3 @@ class Notifications:
         """Leave connections to the parent: called in a forked child."""
         if self._hearing is not None:
             self._hearing.start_afresh()
-
-
-class Poll:
-    """Polls the newest number, also whenever messages may have come."""
-
-    def __init__(self, newest: Callable[[], int], notifications: Notifications) -> None:
-        self._newest = newest
-        self._notifications = notifications
-        self._seen = 0
-
-    def wait(self, timeout_s: float) -> None:
-        """Return as soon as there is a message that was not there in the last wait."""
-        deadline = monotonic() + timeout_s
-        told = now_told = self._notifications.count
-        while True:
-            newest, seen = self._newest(), self._seen
-            self._seen = newest
-            left_s = deadline - monotonic()
-            if newest > seen or now_told != told or left_s <= 0:
-                return
-            now_told = self._notifications.wait(told, left_s)

@@ -88,7 +88,21 @@ class RedisStore(Store):
     def __init__(self, url: str, prefix: str = TABLE_NAME, clock: Clock | None = None) -> None:
         if not re.fullmatch(r"[\w.-]+", prefix):
             raise ConfigError(f"ledger: the prefix {prefix!r} may only hold letters, digits, _ . -")
-        self._server = _server(url)
+        example = 'write "redis://localhost:6379/0" or "rediss://user:password@host:6379/0"'
+        try:
+            parts = urlsplit(url)
+            is_one = parts.scheme in ("redis", "rediss") and parts.hostname is not None
+            if not is_one or not re.fullmatch(r"(/\d*)?", parts.path) or parts.fragment:
+                raise ValueError
+            self._server = RedisServer(url)
+        except TypeError as error:
+            setting = str(error).rpartition(" ")[2]
+            raise ConfigError(f"ledger: a Redis URL has no setting {setting}; {example}") from None
+        except ValueError:
+            # A URL that cannot be parsed is not shown: its password cannot be found to be masked.
+            raise ConfigError(
+                "ledger: this is not the URL of a Redis with the number of a database; " + example
+            ) from None
         self._prefix = prefix
         self._clock = clock
         self._is_checked = False
@@ -171,7 +185,17 @@ class RedisStore(Store):
         state, the least recently seen first. A record that changes between two windows may be given
         twice, or not at all.
         """
-        begin, after = _position_of(look.after)
+        begin: _Group | None = None
+        after: object = None
+        if look.after is not None:
+            try:
+                consumer, in_state, *rest_of_end = map(str, json.loads(look.after))
+                begin, after = (consumer, State(in_state)), rest_of_end or None
+            except (ValueError, TypeError):
+                raise ConfigError(
+                    f"after: {look.after!r} is not where a search has ended; a ledger in Redis has "
+                    "no order of ids: write what the search before gave as its end"
+                ) from None
         groups = sorted(
             (group, number)
             for number, query in enumerate(look.fits)
@@ -276,7 +300,12 @@ class RedisStore(Store):
             }
             if case is not None:
                 asked |= _column("version", [str(row[2]) for row in batch])
-                asked |= _column("change", _changes(case, batch))
+                fields = case.change.fields
+                changes: Sequence[Mapping[str, object]] = [_change(fields)] * len(batch)
+                if case.own:
+                    own = (zip(case.own, row[3:], strict=True) for row in batch)
+                    changes = [_change({**fields, **dict(each)}) for each in own]
+                asked |= _column("change", changes)
             digits += self._run(script, asked, lost=ReplyLost)
         return {row[0] for row, digit in zip(rows, digits, strict=True) if digit == "1"}
 
@@ -341,24 +370,6 @@ class RedisStore(Store):
 _Group = tuple[str, State]
 
 
-def _server(url: str) -> RedisServer:
-    example = 'write "redis://localhost:6379/0" or "rediss://user:password@host:6379/0"'
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("redis", "rediss") and parts.hostname is not None
-        if not is_one or not re.fullmatch(r"(/\d*)?", parts.path) or parts.fragment:
-            raise ValueError
-        return RedisServer(url)
-    except TypeError as error:
-        setting = str(error).rpartition(" ")[2]
-        raise ConfigError(f"ledger: a Redis URL has no setting {setting}; {example}") from None
-    except ValueError:
-        # A URL that cannot be parsed is not shown: its password cannot be found to be masked.
-        raise ConfigError(
-            f"ledger: this is not the URL of a Redis with the number of a database; {example}"
-        ) from None
-
-
 def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[str, object]:
     consumer, state = group
     asked = {
@@ -374,20 +385,6 @@ def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[st
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _position_of(end: str | None) -> tuple[_Group | None, object]:
-    """The group in which a window begins, and what it continues after there."""
-    if end is None:
-        return None, None
-    try:
-        consumer, state, *after = map(str, json.loads(end))
-        return (consumer, State(state)), after or None
-    except (ValueError, TypeError):
-        raise ConfigError(
-            f"after: {end!r} is not where a search has ended; a ledger in Redis has no order of "
-            "ids: write what the search before gave as its end"
-        ) from None
-
-
 def _key(name: str) -> Key:
     """The key of the record under a name as in redis_lua/prelude.lua, without the prefix."""
     length, _, rest = name.partition(":")
@@ -400,15 +397,6 @@ def _column(name: str, values: Sequence[object]) -> Mapping[str, object]:
     if values and values.count(values[0]) == len(values):
         return {name: values[0]}
     return {f"{name}s": values}
-
-
-def _changes(case: Case, rows: Sequence[Row]) -> Sequence[Mapping[str, object]]:
-    """What is written in each row, as input of the scripts."""
-    fields = case.change.fields
-    if not case.own:
-        return [_change(fields)] * len(rows)
-    own = (zip(case.own, row[3:], strict=True) for row in rows)
-    return [_change({**fields, **dict(each)}) for each in own]
 
 
 def _change(fields: Mapping[str, Any]) -> Mapping[str, object]:

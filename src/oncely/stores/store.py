@@ -371,7 +371,7 @@ class Operations(Protocol):
         """Keep a run, in place of what was kept under its id."""
         return
 
-    def runs(self, limit: int) -> Sequence[Run]:  # noqa: ARG002
+    def runs(self, limit: int = 50) -> Sequence[Run]:  # noqa: ARG002
         """The runs that began last, those first."""
         return []
 
@@ -385,7 +385,7 @@ class Operations(Protocol):
         """Keep what the action of that entry has come to. To repeat it is no harm."""
         return
 
-    def audit(self, limit: int, before: int | None = None) -> Sequence[AuditEntry]:  # noqa: ARG002
+    def audit(self, limit: int = 100, before: int | None = None) -> Sequence[AuditEntry]:  # noqa: ARG002
         """The newest entries, those first; only those with a lower number than `before`."""
         return []
 

@@ -132,8 +132,14 @@ def _what_is_wrong(runs: _Runs, ends: Sequence[object], message: Any) -> str | N
 def _deliver_all(fn: Callable[..., Any], message: Any, call: Callable[[Any], Any]) -> list[object]:
     """The end of each delivery: its result, or its error."""
     if is_async(fn):
+
+        async def deliver_all() -> list[object]:
+            at_once = [call(_copy_of(message)) for _ in range(_AT_ONCE)]
+            ends: list[object] = await asyncio.gather(*at_once, return_exceptions=True)
+            return ends + await asyncio.gather(call(_copy_of(message)), return_exceptions=True)
+
         # All in one loop: a connection of an async driver belongs to its loop.
-        ends: list[object] = result_of(_deliver_all_async(message, call), "runs_once")
+        ends: list[object] = result_of(deliver_all(), "runs_once")
         return ends
 
     def end_of(_: int) -> object:
@@ -143,12 +149,6 @@ def _deliver_all(fn: Callable[..., Any], message: Any, call: Callable[[Any], Any
             return error
 
     return [*at_once(_AT_ONCE, end_of), end_of(_AT_ONCE)]
-
-
-async def _deliver_all_async(message: Any, call: Callable[[Any], Any]) -> list[object]:
-    at_the_same_moment = [call(_copy_of(message)) for _ in range(_AT_ONCE)]
-    ends: list[object] = await asyncio.gather(*at_the_same_moment, return_exceptions=True)
-    return ends + await asyncio.gather(call(_copy_of(message)), return_exceptions=True)
 
 
 def _copy_of(message: Any) -> Any:

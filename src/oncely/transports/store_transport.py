@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
-from oncely.core.destination import (
-    Destination,
-    EventsOf,
-    ExchangeNamed,
-    QueueNamed,
-    destination_of,
-    takes,
-)
+from oncely.core.destination import EventsOf, ExchangeNamed, QueueNamed, destination_of, takes
 from oncely.core.errors import (
     BrokerRefused,
     ConfigError,
@@ -90,8 +83,16 @@ class StoreTransport:
                 taken = self._look(queue, max_messages, count, opening)
                 left_s = until - monotonic()
                 if taken or left_s <= 0:
-                    return [self._delivery(queue, row) for row in taken]
+                    break
                 notifications.wait(count, min(left_s, self._looked[queue][1] - monotonic()))
+        deliveries = []
+        for row in taken:
+            problem = too_large(row.message.body, self._limits.max_bytes)
+            tag = QueuedRow(row, self._store.database_id)
+            # A copy: a handler may change the headers of its message, but not of the row.
+            message = replace(row.message, headers=dict(row.message.headers))
+            deliveries.append(Delivery(message, queue, row.attempts, tag, problem))
+        return deliveries
 
     def _look(
         self, queue: str, limit: int, count: int, opening: object
@@ -121,13 +122,6 @@ class StoreTransport:
                 return taken
         self._acknowledge([(row, Requeue()) for row in taken])
         return ()
-
-    def _delivery(self, queue: str, row: WaitingMessage) -> Delivery:
-        problem = too_large(row.message.body, self._limits.max_bytes)
-        tag = QueuedRow(row, self._store.database_id)
-        # A copy: a handler may change the headers of its message, but not of the row.
-        message = replace(row.message, headers=dict(row.message.headers))
-        return Delivery(message, queue, row.attempts, tag, problem)
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         log_rejected(verdicts)
@@ -174,7 +168,17 @@ class StoreTransport:
     ) -> None:
         target = destination_of(destination)
         with self._calling():
-            queues = self._queues_of(target, create=create)
+            queues: Sequence[str] = []
+            match target:
+                case QueueNamed(name):
+                    if create:
+                        self._make(name)
+                    queues = [name] if create or self._is_there(name) else []
+                case EventsOf(type_):
+                    bindings = self._store.bindings()
+                    queues = sorted(
+                        {name for name, topic in bindings if topic and takes(topic, type_)}
+                    )
             if queues:
                 refused = refusals(messages, self._limits.max_bytes)
                 fit = (message for index, message in enumerate(messages) if index not in refused)
@@ -196,18 +200,6 @@ class StoreTransport:
         with self._calling():
             self._make(queue)
             self._store.bind(queue, types)
-
-    def _queues_of(self, target: Destination, *, create: bool) -> Sequence[str]:
-        match target:
-            case QueueNamed(name) if create:
-                self._make(name)
-                return [name]
-            case QueueNamed(name):
-                return [name] if self._is_there(name) else []
-            case EventsOf(type_):
-                bindings = self._store.bindings()
-                return sorted({name for name, topic in bindings if topic and takes(topic, type_)})
-        return []
 
     def is_drained(self, queue: str) -> bool:
         with self._calling():

@@ -99,7 +99,7 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
         "hour": went_on.hour,
         "day": _worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
         "day_count": len(went_on.day),
-        "is_kept": ops.keeps_activity(ledger),
+        "is_kept": ledger.operations.keeps_operations,
         "now": now,
     }
 
@@ -213,28 +213,28 @@ def workers(ledger: Ledger, now: float) -> Contents:
     return {
         "workers": [each.as_dict() for each in found[:WORKERS]],
         "count": len(found),
-        "is_kept": ops.keeps_activity(ledger),
+        "is_kept": ledger.operations.keeps_operations,
         "now": now,
     }
 
 
 def runs(ledger: Ledger, limit: int, now: float) -> Contents:
     """The runs on Spark that began last; as `oncely runs --json` has them."""
-    found, more = ops.first(ops.runs(ledger, limit + 1), limit)
+    found, more = ops.first(ledger.operations.runs(limit + 1), limit)
     return {
         "runs": found,
         "more": more,
-        "is_kept": ops.keeps_activity(ledger),
+        "is_kept": ledger.operations.keeps_operations,
         "now": now,
     }
 
 
 def audit(ledger: Ledger, before: int | None, now: float) -> Contents:
     """What people changed last, or before an entry; as `oncely audit --json` has it."""
-    found, more = ops.first(ops.audit(ledger, LIMIT + 1, before), LIMIT)
+    found, more = ops.first(ledger.operations.audit(LIMIT + 1, before), LIMIT)
     return {
         "entries": found,
         "more": more,
-        "is_kept": ops.keeps_activity(ledger),
+        "is_kept": ledger.operations.keeps_operations,
         "now": now,
     }

@@ -2,6 +2,9 @@
 
 from collections.abc import Collection, Iterable
 from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Literal
+
+from starlette.responses import Response
 
 from oncely.core.errors import ConfigError
 from oncely.web.users import Role, Scope, User, header
@@ -40,6 +43,26 @@ class TrustedProxies:
         # Of several proxies in a row, the first is the one that browsers reach.
         scheme = (header(scope, _SCHEME) or "").partition(",")[0].strip()
         return scheme.lower() == "https" and self.sent(scope)
+
+    def set_cookie(
+        self,
+        response: Response,
+        scope: Scope,
+        name: str,
+        value: str,
+        samesite: Literal["lax", "strict"],
+    ) -> None:
+        """Give the browser a cookie for our own pages, out of scripts' reach; it sends it over TLS
+        alone if it asks over TLS, here or at a proxy.
+        """
+        response.set_cookie(
+            name,
+            value,
+            path=scope.get("root_path", "").rstrip("/") or "/",
+            httponly=True,
+            samesite=samesite,
+            secure=scope["scheme"] == "https" or self.is_secure(scope),
+        )
 
 
 class ProxyAuth:

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 
-from oncely.web.cookies import set_cookie
 from oncely.web.gate import LOOKING
 from oncely.web.proxies import TrustedProxies
 from oncely.web.rendering import render
@@ -65,7 +64,7 @@ class TokenGate:
         response = RedirectResponse(f"{path}?{query}" if query else path, 303)
         # Not "strict": then a link in a mail would lead to the refusal. Forms have another cookie.
         token = self._token.decode()
-        set_cookie(response, request.scope, self._proxies, _cookie(request), token, "lax")
+        self._proxies.set_cookie(response, request.scope, _cookie(request), token, "lax")
         return response
 
 

@@ -15,9 +15,7 @@ from oncely.core.ids import check_text
 from oncely.core.shown import shown
 from oncely.ledger import Ledger
 from oncely.web.contents import LIMIT
-from oncely.web.cookies import set_cookie
 from oncely.web.csrf import COOKIE
-from oncely.web.forms import Form
 from oncely.web.rendering import render
 from oncely.web.site import Site
 from oncely.web.users import User
@@ -83,7 +81,7 @@ class Visit:
 
     def sent(self, name: str) -> Sequence[str]:
         """The values of a field of the form."""
-        form: Form = self.request.scope["oncely.form"]
+        form: Mapping[str, Sequence[str]] = self.request.scope["oncely.form"]
         return form.get(name, [])
 
     def field(self, name: str) -> str:
@@ -135,7 +133,7 @@ class Visit:
         html = html.replace(_NAME.encode(), escape(shown(self.by)).encode())
         response = HTMLResponse(html, status)
         if is_new:
-            set_cookie(response, self.request.scope, self.site.proxies, COOKIE, cookie, "strict")
+            self.site.proxies.set_cookie(response, self.request.scope, COOKIE, cookie, "strict")
         return response
 
     def refusal(self, status: int, text: str) -> Response:

@@ -92,20 +92,17 @@ class ClaimTask:
             copies = []
             for delivery in deliveries:
                 if delivery.row.id in self._granted:
-                    self._count_copy(delivery.row)
+                    first, own = self._granted[delivery.row.id], delivery.row.fingerprint()
+                    is_other = None not in (first, own) and first != own
+                    if is_other and self._options.policy.on_mismatch != "ignore":
+                        self._tally.set_aside(delivery.row, MISMATCH)
+                    else:
+                        self.counts.duplicates_input += 1
                 elif firsts.setdefault(delivery.row.id, delivery) is not delivery:
                     copies.append(delivery)
             # In the order of ids: two tasks that claim the same ids cannot deadlock.
             self._ask([firsts[id_] for id_ in sorted(firsts)], waited_s)
             deliveries = copies
-
-    def _count_copy(self, row: Row) -> None:
-        first, own = self._granted[row.id], row.fingerprint()
-        is_other = None not in (first, own) and first != own
-        if is_other and self._options.policy.on_mismatch != "ignore":
-            self._tally.set_aside(row, MISMATCH)
-        else:
-            self.counts.duplicates_input += 1
 
     def _ask(self, deliveries: Sequence[Delivery], waited_s: float) -> None:
         if not deliveries:

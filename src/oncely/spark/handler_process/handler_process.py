@@ -64,11 +64,6 @@ class HandlerProcess:
         others.close()
         self._code: int | None = None
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the process lives, and its connection is open."""
-        return not self.connection.closed and self.death() is None
-
     def death(self) -> str | None:
         """How it died; None while it lives."""
         if self._code is None:

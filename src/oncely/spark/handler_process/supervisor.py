@@ -82,7 +82,12 @@ class TaskSupervisor:
     def run(self, batches: Iterator[RecordBatch]) -> Counts:
         """Run the task over these rows; return its counts. Raises the task's own errors."""
         while True:
-            process = _living()
+            # The process of this worker: the living one, or a new one.
+            _left[:] = [process for process in _left if process.death() is None]
+            former = _processes[0] if _processes else None
+            if former is None or former.connection.closed or former.death() is not None:
+                _processes[:] = [HandlerProcess()]
+            [process] = _processes
             self._state.counts.received = self._state.counts.settled
             self._given = [given.left() for given in self._given if not all(given.is_settled)]
             self._again = [*self._given]
@@ -188,14 +193,6 @@ class TaskSupervisor:
             raise OncelyError(
                 f"the handlers' process {death}, {self._deaths} times, while no handler ran"
             )
-
-
-def _living() -> HandlerProcess:
-    """The process of this worker: the living one, or a new one."""
-    _left[:] = [process for process in _left if process.death() is None]
-    if not _processes or not _processes[0].is_usable:
-        _processes[:] = [HandlerProcess()]
-    return _processes[0]
 
 
 def _hear(process: HandlerProcess) -> dict[str, Any]:

@@ -14,12 +14,7 @@ from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import POLICY_FIELDS
 from oncely.lifecycle.wrapping import check_called
-from oncely.locations import (
-    LedgerAddress,
-    absolute_location,
-    open_named_ledger,
-    read_secret,
-)
+from oncely.locations import LedgerAddress, absolute_location, open_named_ledger, read_secret
 from oncely.spark.option_values import unknown
 from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
 from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options

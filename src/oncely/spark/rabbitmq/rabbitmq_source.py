@@ -15,16 +15,12 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from oncely.core.errors import ConfigError
 from oncely.spark.rabbitmq.source_options import FORMAT, RabbitmqOptions, read_rabbitmq_options
-from oncely.spark.rabbitmq.spool import Spool, read_segment
+from oncely.spark.rabbitmq.spool import read_segment
 from oncely.spark.rabbitmq.spooler import Spooler
 from oncely.spark.sink.message_rows import MESSAGE_SCHEMA
 
@@ -78,7 +74,8 @@ class RabbitmqReader(_SegmentReader, DataSourceReader):
         with closing(Spooler(self._options)) as spooler:
             spooler.open()
             spooler.take_all()
-            return _partitions(spooler.spool, spooler.spool.numbers())
+            files = spooler.spool.files(spooler.spool.numbers())
+            return [InputPartition(file) for file in files]
 
 
 class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -117,7 +114,7 @@ class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTrigg
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One for each segment. Raises OncelyError if a segment is gone."""
         numbers = range(start[_SEGMENT] + 1, end[_SEGMENT] + 1)
-        return _partitions(self._spooler.spool, list(numbers))
+        return [InputPartition(file) for file in self._spooler.spool.files(numbers)]
 
     def commit(self, end: Offset) -> None:
         """Remove committed segments, except the newest ones."""
@@ -146,10 +143,6 @@ class RabbitmqStreamReader(_SegmentReader, DataSourceStreamReader, SupportsTrigg
         # If no message comes, another receiver has got the rest.
         self._left = max(0, self._left - taken) if taken else 0
         return end
-
-
-def _partitions(spool: Spool, numbers: list[int]) -> list[InputPartition]:
-    return [InputPartition(file) for file in spool.files(numbers)]
 
 
 def _checked(options: Mapping[str, Any], schema: StructType) -> RabbitmqOptions:

@@ -51,7 +51,16 @@ class Spool:
             raise self._wrong(f"cannot be made: {error.strerror}") from error
         try:
             self._lock(owner, wait_s)
-            self._claim(owner, queue)
+            # The queue's name is written into the lock file, or is there already.
+            owner.seek(0)
+            told = owner.read()
+            if told not in ("", queue):
+                text = f"holds messages of queue {told!r}, not {queue!r}; name another one"
+                raise self._wrong(text)
+            if not told:
+                owner.write(queue)
+                owner.flush()
+                os.fsync(owner.fileno())
         except BaseException:
             owner.close()
             raise
@@ -135,17 +144,6 @@ class Spool:
                 if time.monotonic() >= until:
                     raise self._wrong("is in use by another query; name another folder") from error
                 time.sleep(_POLL_S)
-
-    def _claim(self, owner: TextIO, queue: str) -> None:
-        """Write the queue's name into the lock file, or check that it is the same."""
-        owner.seek(0)
-        told = owner.read()
-        if told not in ("", queue):
-            raise self._wrong(f"holds messages of queue {told!r}, not {queue!r}; name another one")
-        if not told:
-            owner.write(queue)
-            owner.flush()
-            os.fsync(owner.fileno())
 
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"option spool: {str(self._folder)!r} {text}")

@@ -58,7 +58,16 @@ class Spooler:
             return after, 0
         number = self.spool.write([delivery.message for delivery in deliveries], after)
         reached("segment_stored")
-        self._acknowledge(deliveries)
+        try:
+            self._transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
+        except (TransportError, BrokerRefused):
+            # They are durable; the broker redelivers them, and the ledger knows them then.
+            _log.warning(
+                "%(count)s messages in the spool could not be acknowledged: %(reason)s; they are "
+                "delivered again",
+                exc_info=True,
+                extra={"event": "acknowledgements_lost", "count": len(deliveries)},
+            )
         reached("segment_acknowledged")
         return number, len(deliveries)
 
@@ -122,15 +131,3 @@ class Spooler:
             taken += len(more)
             # A steady producer does not delay the segment.
             wait_s = max(0.0, min(_QUIET_S, until - time.monotonic()))
-
-    def _acknowledge(self, deliveries: list[Delivery]) -> None:
-        try:
-            self._transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
-        except (TransportError, BrokerRefused):
-            # They are durable; the broker redelivers them, and the ledger knows them then.
-            _log.warning(
-                "%(count)s messages in the spool could not be acknowledged: %(reason)s; they are "
-                "delivered again",
-                exc_info=True,
-                extra={"event": "acknowledgements_lost", "count": len(deliveries)},
-            )

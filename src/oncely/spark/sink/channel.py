@@ -207,36 +207,29 @@ class DriverChannel:
         """Process a caller's message, and return the answer."""
         counts = Counts(**said["counts"])
         with self._lock:
-            if "batch" in said:
-                self._commit(said["batch"], counts)
-            else:
+            # A caller that has not received the answer repeats its message.
+            if "batch" in said and said["batch"] != self._last_batch:
+                self._last_batch = said["batch"]
+                self._committed += counts
+                # A task that still runs is a second attempt: only the stop is sent to it.
+                self._attempts = {
+                    name: replace(attempt, is_of_open_batch=False)
+                    for name, attempt in self._attempts.items()
+                    if attempt.is_running
+                }
+            elif "batch" not in said:
                 self.refusal = self.refusal or said["refusal"]
-                self._note(said["attempt"], said, counts)
+                known = self._attempts.get(said["attempt"])
+                if known is None or known.number < said["number"]:
+                    self._attempts[said["attempt"]] = _Attempt(
+                        task=said["task"],
+                        number=said["number"],
+                        counts=counts,
+                        heard_at=time.monotonic(),
+                        is_running=said["is_running"],
+                        is_of_open_batch=known is None or known.is_of_open_batch,
+                    )
             return {"stop": self._stopping, "again_s": self._call_every_s()}
-
-    def _commit(self, batch: str, counts: Counts) -> None:
-        # A caller that has not received the answer repeats its message.
-        if batch != self._last_batch:
-            self._last_batch = batch
-            self._committed += counts
-            # A task that still runs is a second attempt: only the stop is sent to it.
-            self._attempts = {
-                name: replace(attempt, is_of_open_batch=False)
-                for name, attempt in self._attempts.items()
-                if attempt.is_running
-            }
-
-    def _note(self, name: str, said: Mapping[str, Any], counts: Counts) -> None:
-        known = self._attempts.get(name)
-        if known is None or known.number < said["number"]:
-            self._attempts[name] = _Attempt(
-                task=said["task"],
-                number=said["number"],
-                counts=counts,
-                heard_at=time.monotonic(),
-                is_running=said["is_running"],
-                is_of_open_batch=known is None or known.is_of_open_batch,
-            )
 
 
 class TaskChannel:

@@ -152,22 +152,19 @@ def read_chunks(
         while start < batch.num_rows:
             chunk = batch.slice(start, size())
             end = start + chunk.num_rows
-            yield _rows(numbers[start:end], chunk)
+            broken: dict[int, str] = {}
+            names = set(chunk.schema.names)
+            columns = [
+                values_of(name, chunk.column(name), broken) if name in names else repeat(None)
+                for name in COLUMN_TYPES
+            ]
+            values = zip(*columns, numbers[start:end], repeat(None), strict=False)
+            rows = list(map(Row._make, values))
+            for index, reason in broken.items():
+                if rows[index].broken is None:
+                    rows[index] = rows[index]._replace(broken=reason)
+            yield rows
             start = end
-
-
-def _rows(numbers: Sequence[int], chunk: "RecordBatch") -> list[Row]:
-    broken: dict[int, str] = {}
-    names = set(chunk.schema.names)
-    columns = [
-        values_of(name, chunk.column(name), broken) if name in names else repeat(None)
-        for name in COLUMN_TYPES
-    ]
-    rows = list(map(Row._make, zip(*columns, numbers, repeat(None), strict=False)))
-    for index, reason in broken.items():
-        if rows[index].broken is None:
-            rows[index] = rows[index]._replace(broken=reason)
-    return rows
 
 
 def values_of(name: str, column: "Array", broken: dict[int, str]) -> list[Any]:

@@ -83,11 +83,13 @@ class Quarantine:
 
 def entry_of(row: Row, reason: str) -> dict[str, str | None]:
     """The quarantine's entry of a row."""
-    return {
-        "reason": reason,
-        "id": row.id and _storable(row.id),
-        "row": _as_text(row) if row.original is None else _storable(row.original),
-    }
+    text = row.original and _storable(row.original)
+    if text is None:
+        # The row came without its original: its fields as text.
+        values = row._replace(number=None, taken=None)._asdict()  # type: ignore[arg-type]
+        columns = {name: value for name, value in values.items() if value is not None}
+        text = json.dumps(columns, default=plain)
+    return {"reason": reason, "id": row.id and _storable(row.id), "row": text}
 
 
 def _beside(batch: str) -> str:
@@ -110,13 +112,6 @@ def forget_attempts(folder: str, batch: str) -> None:
     files, path = FileSystem.from_uri(folder)
     with contextlib.suppress(FileNotFoundError):
         files.delete_dir(f"{path}/{_beside(batch)}")
-
-
-def _as_text(row: Row) -> str:
-    """The fields of a row that came without its original, as text."""
-    values = row._replace(number=None, taken=None)._asdict().items()  # type: ignore[arg-type]
-    columns = {name: value for name, value in values if value is not None}
-    return json.dumps(columns, default=plain)
 
 
 def _storable(text: str) -> str:

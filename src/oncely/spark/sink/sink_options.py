@@ -122,12 +122,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
     given = absolute_paths({name.lower(): value for name, value in options.items()})
     refuse_unknown(given, _NAMES)
-    values: dict[str, Any] = {name: given[name] for name in POLICY_FIELDS if name in given}
-    if "tries" in values:
-        values["tries"] = whole_number(given, "tries", 0)
-    if "backoff" in values:
-        values["backoff"] = [delay.strip() for delay in values["backoff"].split(",")]
-    policy = read_policy(values, given.get("handler_path"))
+    policy = read_policy(_policy_values(given), given.get("handler_path"))
     mode = cast(Mode, choice("mode", given.get("mode", "leased"), get_args(Mode)))
     _check_mode(mode, given, policy)
     transport = given.get("transport")
@@ -254,12 +249,31 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     return policy
 
 
+def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {name: given[name] for name in POLICY_FIELDS if name in given}
+    if "tries" in values:
+        values["tries"] = whole_number(given, "tries", 0)
+    if "backoff" in values:
+        values["backoff"] = [delay.strip() for delay in values["backoff"].split(",")]
+    return values
+
+
 def import_function(name: str, what: str, folder: str | None = None) -> Callable[..., Any]:
     """The function of "module:function". Raises ConfigError, which begins with `what`."""
     if ":" not in name:
         raise ConfigError(f'{what}: {name!r} names no function; write "module:function"')
     if folder is not None:
-        _prefer(folder, name.partition(":")[0].partition(".")[0])
+        if sys.path[0] != folder:
+            sys.path.insert(0, folder)
+        # From the folder if it is there, even if another one was imported before.
+        package = name.partition(":")[0].partition(".")[0]
+        found = PathFinder.find_spec(package, [folder])
+        loaded = sys.modules.get(package)
+        # A folder without `__init__.py` has no file.
+        file = getattr(loaded, "__file__", None)
+        if found is not None and loaded is not None and file != found.origin:
+            for each in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+                del sys.modules[each]
     try:
         function = pkgutil.resolve_name(name)
     except (Exception, SystemExit) as error:
@@ -270,16 +284,3 @@ def import_function(name: str, what: str, folder: str | None = None) -> Callable
     if not callable(function):
         raise ConfigError(f"{what}: {name!r} is not a function")
     return function  # type: ignore[no-any-return]
-
-
-def _prefer(folder: str, package: str) -> None:
-    """Import `package` from `folder` if it is there, even if another one was imported before."""
-    if sys.path[0] != folder:
-        sys.path.insert(0, folder)
-    found = PathFinder.find_spec(package, [folder])
-    loaded = sys.modules.get(package)
-    # A folder without `__init__.py` has no file.
-    file = getattr(loaded, "__file__", None)
-    if found is not None and loaded is not None and file != found.origin:
-        for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
-            del sys.modules[name]

@@ -33,13 +33,7 @@ from oncely._util.clock import moved_time
 from oncely.core.cases import Case, Row
 from oncely.core.record import Key, Record
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.record_rows import (
-    LOADED,
-    RENEWED,
-    Columns,
-    completed_since,
-    record_of,
-)
+from oncely.stores.sql.record_rows import LOADED, RENEWED, Columns, completed_since, record_of
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Believed, Clock, Loaded
 

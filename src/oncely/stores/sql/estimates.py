@@ -25,7 +25,11 @@ def tallies(at: ConnectedTables[Connection], most: int) -> Mapping[tuple[str, St
     """As the Store protocol says: of what is completed, which is nearly all of a large table, what
     a sample says; of the rest what the index of it says, unless that is over `most` as well.
     """
-    if not at.dialect.samples or not _is_over(at, most):
+    if not at.dialect.samples:
+        return record_queries.tallies(at)
+    some = select(literal(1)).select_from(at.dialect.table).limit(most + 1).subquery()
+    [[count]] = at.dialect.selected(at.link, select(func.count()).select_from(some))
+    if count <= most:
         return record_queries.tallies(at)
     sample = at.dialect.sample(at.link, SAMPLE)
     # The sample may hold no record of a consumer.
@@ -53,12 +57,6 @@ def tallies(at: ConnectedTables[Connection], most: int) -> Mapping[tuple[str, St
         # Who is in the sample may have been completed before the index was read.
         if state is State.COMPLETED or not is_whole or (consumer, state) in rest
     }
-
-
-def _is_over(at: ConnectedTables[Connection], most: int) -> bool:
-    some = select(literal(1)).select_from(at.dialect.table).limit(most + 1).subquery()
-    [[count]] = at.dialect.selected(at.link, select(func.count()).select_from(some))
-    return bool(count > most)
 
 
 def _estimated(at: ConnectedTables[Connection], sample: Sample) -> dict[tuple[str, State], Tally]:

@@ -14,13 +14,7 @@ from oncely._util import sqlite_files
 from oncely._util.chance import CHANCE
 from oncely.core.errors import ConfigError, ContentionError, EndedError, describe
 from oncely.stores.sql.dialect import Dialect, Fault
-from oncely.stores.sql.drivers import (
-    Driver,
-    driver_of,
-    is_driver_error,
-    of_driver,
-    own_connection,
-)
+from oncely.stores.sql.drivers import Driver, driver_of, is_driver_error, of_driver, own_connection
 from oncely.stores.sql.joined_connection import JoinedConnection, foreign
 from oncely.stores.sql.sql_transaction import SqlTransaction, guarded
 from oncely.stores.store import CallersTransaction

@@ -1,7 +1,7 @@
 """The schema: brought up to date, shown as SQL, and compared with what it should be."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -20,6 +20,7 @@ from sqlalchemy import Connection, inspect
 from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
 from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.revision import HEAD
 from oncely.stores.sql.table import SqlTables
 
 _KEY = {"message_id", "provider"}
@@ -54,7 +55,7 @@ def upgrade(at: ConnectedTables[Connection], name: TableName) -> None:
     with at.dialect.migrating(at.link), ExitStack() as opened:
         with at.dialect.altering(at.link):
             config = opened.enter_context(_config(at.link, name))
-            if _known_revision(at.link, name, config) == _head(config):
+            if _known_revision(at.link, name, config) == HEAD:
                 return
         if config.attributes["found"].columns is not None:
             at.dialect.index_beside(at.link)
@@ -66,7 +67,7 @@ def upgrade_sql(connection: Connection, name: TableName) -> str:
     """The SQL that `upgrade` would run now."""
     with _config(connection, name) as config:
         revision = _known_revision(connection, name, config)
-        if revision == _head(config):
+        if revision == HEAD:
             return ""
         config.output_buffer = io.StringIO()
         command.upgrade(config, f"{revision}:head" if revision else "head", sql=True)
@@ -76,15 +77,15 @@ def upgrade_sql(connection: Connection, name: TableName) -> str:
 def drift(connection: Connection, name: TableName, tables: SqlTables) -> list[str]:
     """How the tables differ from what the migrations make, a sentence each."""
     with _config(connection, name) as config:
-        revision, head = _revision(connection, name), _head(config)
+        revision = _revision(connection, name)
         is_known = _is_known(config, revision)
     if not inspect(connection).has_table(name.table, schema=name.schema):
         return [f"there is no table {name.table}; type: oncely migrate"]
     if not is_known:
         return [_too_new(name, revision)]
-    if revision != head:
+    if revision != HEAD:
         return [
-            f"{name.table} is at migration {revision or 'none'} of {head}; type: oncely migrate"
+            f"{name.table} is at migration {revision or 'none'} of {HEAD}; type: oncely migrate"
         ]
     ours = {table.name for table in tables}
     if missing := ours - {*inspect(connection).get_table_names(schema=name.schema)}:
@@ -212,7 +213,3 @@ def _is_known(config: Config, revision: str | None) -> bool:
 
 def _too_new(name: TableName, revision: str | None) -> str:
     return f"{name.table} is at migration {revision} of a newer oncely; install that version"
-
-
-def _head(config: Config) -> Sequence[str] | str | None:
-    return ScriptDirectory.from_config(config).get_current_head()

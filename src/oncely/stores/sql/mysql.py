@@ -156,27 +156,24 @@ class Mysql(Dialect):
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
         rows = inserted(case)
         if self.is_inside or rows.rows <= _FEW:
-            cursor = self._insert_values(link, rows)
+            varying = {
+                f"{name}_{n}": value
+                for name, of in rows.varying.items()
+                for n, value in enumerate(of)
+            }
+            statement = self._insertion_text(tuple(rows.varying), rows.rows)
+            cursor = _execute(link, statement, {**rows.constant, **varying, "now": self.now})
         else:
             cursor = self._executed(link, self._build_insert, rows)
-        if self._has_inserted_all(cursor, rows.rows):
+        if self.is_inside:
+            # Whether the row count includes existing rows depends on the session.
+            has_inserted_all = rows.rows == 1 and bool(cursor.lastrowid)
+        else:
+            has_inserted_all = cursor.rowcount == rows.rows
+        if has_inserted_all:
             return {row[0] for row in case.rows}
         # No two inserts under one key have the same version: these are ours.
         return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
-
-    def _insert_values(self, link: SqlConnection, rows: Columns) -> Any:
-        varying, constant, count = rows
-        values = {
-            f"{name}_{n}": value for name, of in varying.items() for n, value in enumerate(of)
-        }
-        statement = self._insertion_text(tuple(varying), count)
-        return _execute(link, statement, {**constant, **values, "now": self.now})
-
-    def _has_inserted_all(self, cursor: Any, count: int) -> bool:
-        if self.is_inside:
-            # Whether the row count includes existing rows depends on the session.
-            return count == 1 and bool(cursor.lastrowid)
-        return bool(cursor.rowcount == count)
 
     def update(self, link: SqlConnection, case: Case) -> set[Key]:
         def write(rows: Sequence[Row]) -> int:

@@ -59,7 +59,7 @@ def keep_run(at: ConnectedTables[Connection], run: Run) -> None:
     _put(at.link, at.dialect.tables.runs, ("id",), row)
 
 
-def runs(at: ConnectedTables[Connection], limit: int) -> list[Run]:
+def runs(at: ConnectedTables[Connection], limit: int = 50) -> list[Run]:
     """As the Store protocol says."""
     table = at.dialect.tables.runs
     chosen = _of(table, Run).order_by(table.c.began.desc(), table.c.id).limit(limit)
@@ -85,7 +85,7 @@ def note_counts(
 
 
 def audit(
-    at: ConnectedTables[Connection], limit: int, before: int | None = None
+    at: ConnectedTables[Connection], limit: int = 100, before: int | None = None
 ) -> list[AuditEntry]:
     """As the Store protocol says."""
     table = at.dialect.tables.audit

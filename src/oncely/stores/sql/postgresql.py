@@ -519,7 +519,8 @@ class Postgresql(Dialect):
         )
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return f"SELECT {self._loaded} {self._found(varying, constant)}"
+        rows = self._rows(varying, constant)
+        return f"SELECT {self._loaded} FROM {rows}, {self.name} AS t {_THIS}"
 
     def _build_completed(self, _: tuple[str, ...], __: tuple[str, ...]) -> str:
         # The server filters the rows: to filter them here would take longer.
@@ -532,12 +533,9 @@ class Postgresql(Dialect):
         )
 
     def _build_locking(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        locked_at = self.epoch_text("k.now")
-        found = self._found(varying, constant)
-        return f"SELECT {self._loaded}, {locked_at} {found} FOR UPDATE OF t"
-
-    def _found(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return f"FROM {self._rows(varying, constant)}, {self.name} AS t {_THIS}"
+        rows, at = self._rows(varying, constant), self.epoch_text("k.now")
+        found = f"FROM {rows}, {self.name} AS t {_THIS}"
+        return f"SELECT {self._loaded}, {at} {found} FOR UPDATE OF t"
 
     def _build_keep(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         return self._keeping(varying, constant, renews=False)

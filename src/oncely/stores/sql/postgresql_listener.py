@@ -89,7 +89,8 @@ class PostgresqlListener:
     def _listen(self, woken: socket.socket) -> None:
         try:
             with closing(woken), self._connect() as connection:
-                if not _is_direct(connection):
+                found = connection.execute("SELECT pg_backend_pid()").fetchone()
+                if found != (connection.info.backend_pid,):
                     # Behind a pooler no notification would come: the session has other users.
                     self._begin_at = float("inf")
                     return
@@ -98,23 +99,14 @@ class PostgresqlListener:
                 self._outage.over()
                 # Notifications before the LISTEN are lost.
                 self._notify()
-                self._hear(connection, woken)
+                while monotonic() - self._asked_at < _IDLE_S:
+                    those = [connection.fileno(), woken.fileno()]
+                    readable, _, _ = select.select(those, [], [], _IDLE_S)
+                    if woken.fileno() in readable:
+                        return
+                    for _ in connection.notifies(timeout=0):
+                        self._notify()
         except (psycopg.Error, OSError) as error:
             self._outage.met(str(error).partition("\n")[0])
         finally:
             self.is_listening = False
-
-    def _hear(self, connection: _Session, woken: socket.socket) -> None:
-        while monotonic() - self._asked_at < _IDLE_S:
-            those = [connection.fileno(), woken.fileno()]
-            readable, _, _ = select.select(those, [], [], _IDLE_S)
-            if woken.fileno() in readable:
-                return
-            for _ in connection.notifies(timeout=0):
-                self._notify()
-
-
-def _is_direct(connection: _Session) -> bool:
-    """Whether the server's session is the one that was connected to, not a pooler's."""
-    found = connection.execute("SELECT pg_backend_pid()").fetchone()
-    return found is not None and found[0] == connection.info.backend_pid

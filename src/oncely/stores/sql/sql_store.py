@@ -33,7 +33,7 @@ from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import Program, TableName
-from oncely.stores.notifications import Notifications, Poll, signal_in
+from oncely.stores.notifications import Notifications, signal_in
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
@@ -117,7 +117,8 @@ class SqlStore:
         self._dialect: Dialect = dialect_of(engine)(engine, self._tables, clock)
         signal, poll_s = signal_in(self.database_id), self._dialect.poll_s
         self.notifications = Notifications(signal, poll_s, self._dialect.listener(signal.send))
-        self._poll = Poll(self._newest, self.notifications)
+        self._newest_seen = 0
+        """The highest number of any message in the last wait for messages."""
         self._purged_to: dict[tuple[Query, tuple[State, ...]], str] = {}
         """Where the last batch of each purge ended: the next looks there first."""
         event.listen(engine, "connect", self._dialect.prepare)
@@ -276,7 +277,15 @@ class SqlStore:
             after = page[-1]
 
     def wait_for_messages(self, timeout_s: float) -> None:
-        self._poll.wait(timeout_s)
+        deadline = clock.monotonic() + timeout_s
+        told = now_told = self.notifications.count
+        while True:
+            newest, seen = self._newest(), self._newest_seen
+            self._newest_seen = newest
+            left_s = deadline - clock.monotonic()
+            if newest > seen or now_told != told or left_s <= 0:
+                return
+            now_told = self.notifications.wait(told, left_s)
 
     # ---- Queues in the database ----------------------------------------------------------------
 

@@ -38,14 +38,21 @@ def keep_step(at: ConnectedTables[SqlConnection], key: Key, name: str, result: A
     )
     at.run(
         statement,
-        {**_values(key), "name": name, "result": json.dumps(result), "now": at.dialect.now},
+        {
+            "message_id": key.message_id,
+            "provider": key.consumer,
+            "name": name,
+            "result": json.dumps(result),
+            "now": at.dialect.now,
+        },
     )
 
 
 def forget_steps(at: ConnectedTables[SqlConnection], key: Key) -> None:
     """As Inside says."""
     this = "message_id = %(message_id)s AND provider = %(provider)s"
-    at.run(f"DELETE FROM {at.dialect.steps_name} WHERE {this}", _values(key))
+    values = {"message_id": key.message_id, "provider": key.consumer}
+    at.run(f"DELETE FROM {at.dialect.steps_name} WHERE {this}", values)
 
 
 def purge(query: Query, at: ConnectedTables[Connection]) -> int:
@@ -71,7 +78,3 @@ def purge(query: Query, at: ConnectedTables[Connection]) -> int:
         if found:
             at.dialect.remove_steps(at.link, [Key(*row) for row in found])
     return len(found)
-
-
-def _values(key: Key) -> dict[str, str]:
-    return {"message_id": key.message_id, "provider": key.consumer}

@@ -82,14 +82,24 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
     # Half of each page stays free: an update then stays on its page, and does not touch the index.
     half = {"fillfactor": 50}
     records = table(name.table, _record_columns(id_type, dialect), postgresql_with=half)
-    _index_records(records, name, dialect)
+    key = (records.c.message_id, records.c.provider)
+    if dialect == "postgresql":
+        # One index is half the work of two: `id` is only read, and never looked up.
+        records.append_constraint(PrimaryKeyConstraint(*key, name=name.unique))
+    else:
+        records.append_constraint(PrimaryKeyConstraint(records.c.id))
+        records.append_constraint(UniqueConstraint(*key, name=name.unique))
+    if dialect != "mysql":
+        # What is completed is nearly all, and nobody looks for it by its state.
+        rest = text("status <> 'sent'")
+        Index(name.unfinished, records.c.status, postgresql_where=rest, sqlite_where=rest)
     digest = String(32, collation=collation)
     # A number is never used twice: a late write must not hit another message.
     columns = _waiting_columns(id_type, digest, dialect)
     waiting = beside("waiting", columns, sqlite_autoincrement=True)
     c = waiting.c
-    key = UniqueConstraint(c.message_id, c.provider, c.name, name=name.index_of_waiting("name"))
-    waiting.append_constraint(key)
+    unique_name = name.index_of_waiting("name")
+    waiting.append_constraint(UniqueConstraint(c.message_id, c.provider, c.name, name=unique_name))
     Index(name.index_of_waiting("free"), c.queue, c.set_aside, c.held_until, c.id)
     Index(name.index_of_waiting("lanes"), c.queue, c.set_aside, c.lane, c.id)
     return SqlTables(
@@ -99,16 +109,12 @@ def tables(name: TableName, dialect: str, collation: str | None = None) -> SqlTa
     )
 
 
-def _numbers(dialect: str) -> list[Identity]:
-    """Who gives a table's rows their numbers, besides the database's own autoincrement."""
-    return [Identity()] if dialect == "postgresql" else []
-
-
 def _record_columns(id_type: String, dialect: str) -> list[Column[Any]]:
+    numbers = [Identity()] if dialect == "postgresql" else []
     now = {"postgresql": text("now()"), "mysql": text("CURRENT_TIMESTAMP(6)")}.get(dialect)
     return [
         # The columns that a hand-written processed_messages table has, under its names.
-        Column("id", LONG, *_numbers(dialect), nullable=False, autoincrement=True),
+        Column("id", LONG, *numbers, nullable=False, autoincrement=True),
         Column("message_id", id_type, nullable=False),
         Column("provider", id_type, nullable=False),
         Column("status", String(50), nullable=False, server_default="processing"),
@@ -127,24 +133,11 @@ def _record_columns(id_type: String, dialect: str) -> list[Column[Any]]:
     ]
 
 
-def _index_records(table: Table, name: TableName, dialect: str) -> None:
-    key = (table.c.message_id, table.c.provider)
-    if dialect == "postgresql":
-        # One index is half the work of two: `id` is only read, and never looked up.
-        table.append_constraint(PrimaryKeyConstraint(*key, name=name.unique))
-    else:
-        table.append_constraint(PrimaryKeyConstraint(table.c.id))
-        table.append_constraint(UniqueConstraint(*key, name=name.unique))
-    if dialect != "mysql":
-        # What is completed is nearly all, and nobody looks for it by its state.
-        rest = text("status <> 'sent'")
-        Index(name.unfinished, table.c.status, postgresql_where=rest, sqlite_where=rest)
-
-
 def _waiting_columns(id_type: String, digest: String, dialect: str) -> list[Column[Any]]:
+    numbers = [Identity()] if dialect == "postgresql" else []
     return [
         # The order in which they are taken.
-        Column("id", LONG, *_numbers(dialect), primary_key=True, autoincrement=True),
+        Column("id", LONG, *numbers, primary_key=True, autoincrement=True),
         # Who takes them.
         Column("queue", id_type, nullable=False),
         # The message that each belongs to.

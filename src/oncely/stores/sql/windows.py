@@ -19,7 +19,11 @@ _Columns = ColumnCollection[str, Any]
 def window(at: ConnectedTables[Connection], look: Look) -> Window:
     """As the Store protocol says."""
     states = {query.state for query in look.fits}
-    chosen, c = _marked(at, look), at.dialect.table.c
+    c, now = at.dialect.table.c, at.dialect.time(at.link)
+    # Whether a record fits is not a condition: the database would go on reading until enough fit.
+    fits = or_(*(fitting(at.dialect, query, now) for query in look.fits))
+    is_fitting = and_(is_known(at.dialect), fits).label("fits")
+    chosen = select(c.message_id, c.provider, is_fitting)
     if at.dialect.samples and not states & {None, State.COMPLETED}:
         values = sorted(state.value for state in states if state is not None)
         unfinished = (NOT_COMPLETED, c.status.in_(values))
@@ -57,16 +61,6 @@ def _first(
         before = [row for row in rows if row[0] != last]
         within = before or _read(at, chosen.where(c.message_id == last))
     return Window.of(within, look.limit, is_last=is_last)
-
-
-def _marked(at: ConnectedTables[Connection], look: Look) -> Select[Any]:
-    """The keys of records, and whether each fits. That is not a condition: the database would go on
-    reading until enough fit.
-    """
-    c = at.dialect.table.c
-    now = at.dialect.time(at.link)
-    fits = or_(*(fitting(at.dialect, query, now) for query in look.fits))
-    return select(c.message_id, c.provider, and_(is_known(at.dialect), fits).label("fits"))
 
 
 def _read(at: ConnectedTables[Connection], chosen: Select[Any]) -> list[tuple[str, str, bool]]:

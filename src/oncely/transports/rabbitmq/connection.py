@@ -242,7 +242,13 @@ class Reach:
             while True:
                 if self._line is not None and self._line.is_open:
                     return self._line
-                self._pause(until)
+                # Wait until the next attempt, unless that is too late.
+                now = monotonic()
+                last = max(now, until)
+                if self._closed.wait(max(0.0, min(self._not_before, last) - now)):
+                    raise TransportError("RabbitMQ: the transport was closed while connecting")
+                if self._not_before > last:
+                    raise self._error
                 try:
                     self._line = Line(self._parameters, self._answer_s)
                     self._line.wait_until_open()
@@ -263,15 +269,6 @@ class Reach:
         self._closed.set()
         if (line := self._line) is not None:
             line.close()
-
-    def _pause(self, until: float) -> None:
-        """Wait until the next attempt; raise if that is too late."""
-        now = monotonic()
-        last = max(now, until)
-        if self._closed.wait(max(0.0, min(self._not_before, last) - now)):
-            raise TransportError("RabbitMQ: the transport was closed while connecting")
-        if self._not_before > last:
-            raise self._error
 
 
 def error_of(reason: BaseException) -> Lost:

@@ -123,14 +123,6 @@ class Intake(Channel):
                     self.ask(self._retire)
         return None
 
-    def _delivery(self, sent: Sent) -> Delivery:
-        number, redelivered, properties, body, _ = sent
-        message, problem, times = arrived(
-            properties, body, redelivered=redelivered, max_bytes=self._settings.max_bytes
-        )
-        count = times if self._settings.counts_deliveries else 1
-        return Delivery(message, self._queue, count, Tag(self, number), problem)
-
     # ---- On the line's thread ------------------------------------------------------------------
 
     def lost(self) -> None:
@@ -169,7 +161,13 @@ class Intake(Channel):
         """Take in a message; return whether the broker may send too much."""
         self._unacknowledged[sent.number] = None
         self._quiet_since = monotonic()
-        self._arrivals.put(self._delivery(sent))
+        number, redelivered, properties, body, _ = sent
+        message, problem, times = arrived(
+            properties, body, redelivered=redelivered, max_bytes=self._settings.max_bytes
+        )
+        count = times if self._settings.counts_deliveries else 1
+        tag = Tag(self, number)
+        self._arrivals.put(Delivery(message, self._queue, count, tag, problem))
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
     def _grow(self) -> None:

@@ -35,7 +35,12 @@ def upgrade(name: "TableName", found: "Found") -> None:
         case "mysql":
             _change_mysql(name, records, found)
         case _:
-            _change_sqlite(name)
+            # SQLite cannot change a column's type, and does not need to.
+            for time in _TIMES:
+                op.execute(
+                    f'UPDATE "{name.table}" SET {time} = (julianday({time}) - 2440587.5) * 86400'
+                    f" WHERE typeof({time}) = 'text'"
+                )
 
 
 def _change_postgresql(name: "TableName", records: sa.Table) -> None:
@@ -65,12 +70,3 @@ def _change_mysql(name: "TableName", records: sa.Table, found: "Found") -> None:
         # Old servers gave the first TIMESTAMP of a table an ON UPDATE that nobody asked for.
         is_renewed = column != _TIMES[0] and "ON UPDATE" in (found.defaults[column] or "").upper()
         change(column, server_default=sa.text(renewed if is_renewed else now))
-
-
-def _change_sqlite(name: "TableName") -> None:
-    # SQLite cannot change a column's type, and does not need to.
-    for column in _TIMES:
-        op.execute(
-            f'UPDATE "{name.table}" SET {column} = (julianday({column}) - 2440587.5) * 86400'
-            f" WHERE typeof({column}) = 'text'"
-        )
