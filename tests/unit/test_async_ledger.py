@@ -162,7 +162,12 @@ def test_thread_that_is_ended(
     granted(ledger.claim(others[0]))
 
 
-def test_no_thread_can_be_started(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "starts", [(group_commit, "start_new_thread"), (threading.Thread, "start")]
+)
+def test_no_thread_can_be_started(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, starts: tuple[object, str]
+) -> None:
     """Where a task needs a thread and none can be started, it is told; a thread needs none."""
 
     def refuse(*_: object) -> None:
@@ -170,7 +175,7 @@ def test_no_thread_can_be_started(ledger: Ledger, monkeypatch: pytest.MonkeyPatc
 
     first, second, third = keys_of(3)
     with monkeypatch.context() as patched:
-        patched.setattr(group_commit, "start_new_thread", refuse)
+        patched.setattr(*starts, refuse)
         with pytest.raises(StoreError, match="can't start new thread"):
             run(AsyncLedger(ledger).claim(first))
         granted(ledger.claim(second))

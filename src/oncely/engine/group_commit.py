@@ -123,15 +123,24 @@ class GroupCommit:
         try:
             self._workers.add(worker)
             # In a thread of its own, since `start` waits for the worker, with a lock of Python.
-            start_new_thread(worker.start, ())
+            start_new_thread(self._start, (worker,))
         except BaseException as error:
             self._workers.discard(worker)
             if not isinstance(error, RuntimeError):
                 raise
-            if call is not None and not self._workers:
-                call.is_abandoned = True
-                call.result = StoreError(f"the ledger needs a thread: {error}")
-                call.tell(call)
+            self._break_off(error)
+
+    def _start(self, worker: threading.Thread) -> None:
+        try:
+            worker.start()
+        except RuntimeError as error:
+            self._workers.discard(worker)
+            self._break_off(error)
+
+    def _break_off(self, error: RuntimeError) -> None:
+        if not self._workers:
+            calls = self._taken()
+            self._tell(calls, [StoreError(f"the ledger needs a thread: {error}") for _ in calls])
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for `call` any more: it is not sent, or else its claim is given back."""
@@ -178,15 +187,14 @@ class GroupCommit:
         with self._turn:
             if self._is_closing and self._queue.empty():
                 return False
-            calls = [self._queue.get()]
+            first = self._queue.get()
             self._wait_for_room(me)
             # Whoever comes from here on finds no idle worker, and starts one.
-            while len(calls) < MOST_CALLS and not self._queue.empty():
-                calls.append(self._queue.get_nowait())
-        batch = [call for call in calls if call is not None and not call.is_abandoned]
-        results: Sequence[Outcome | Exception]
+            batch = self._taken(first)
+        results: Sequence[Outcome | Exception] = []
         try:
-            results = self._settler.settle_each([call.command for call in batch])
+            if batch:
+                results = self._settler.settle_each([call.command for call in batch])
         except BaseException as error:  # noqa: BLE001 - the callers get it; others need the worker.
             # One for each: raising an exception changes its traceback.
             results = [StoreError(f"the batch was broken off: {error!r}") for _ in batch]
@@ -199,6 +207,14 @@ class GroupCommit:
             self._ended.put(None)
         self._tell(batch, results)
         return True
+
+    def _taken(self, first: Call | None = None) -> list[Call]:
+        """`first`, and at most so many as fit into a batch with it; without those of nobody."""
+        calls = [first]
+        with suppress(Empty):
+            while len(calls) < MOST_CALLS:
+                calls.append(self._queue.get_nowait())
+        return [call for call in calls if call is not None and not call.is_abandoned]
 
     def _tell(self, batch: Sequence[Call], results: Sequence[Outcome | Exception]) -> None:
         in_loops: dict[Any, list[Call]] = {}
