@@ -348,9 +348,8 @@ MUTANTS = [
     Mutant(
         "a claim is extended for ever when a signal interrupts its end",
         LIFECYCLE,
-        "            self.heartbeat.let_go_many(claims)\n\n    def _note_stored",
-        "            if turns[0].state is TurnState.STORED:\n"
-        "                self.heartbeat.let_go_many(claims)\n\n    def _note_stored",
+        "            # ever.\n            self.let_go(turns)\n",
+        "            # ever.\n            self.let_go([t for t in turns if t.state is TurnState.STORED])\n",
         seed=20,
     ),
     Mutant(

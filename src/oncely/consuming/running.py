@@ -63,12 +63,13 @@ class Running:
         _check(turn, message, settings.lifecycle)
         if turn.is_duplicate:
             return settings.joined.given_back(turn)
-        if turn.is_to_run:
-            with entered(_context(turn, settings.lifecycle)):
-                return self._work(turn, message, turn.link)
-        return run(
-            settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
-        )
+        if turn.state is TurnState.NEW:
+            # Its claim is made in the transaction of its handler.
+            return run(
+                settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
+            )
+        with entered(_context(turn, settings.lifecycle)):
+            return self._work(turn, message, turn.link)
 
     def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
         turn.link = link
@@ -149,12 +150,13 @@ class AsyncRunning:
         _check(turn, message, settings.lifecycle)
         if turn.is_duplicate:
             return settings.joined.given_back(turn)
-        if turn.is_to_run:
-            with entered(_context(turn, settings.lifecycle, is_async=True)):
-                return await self._work(turn, message, turn.link)
-        return await run_async(
-            settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
-        )
+        if turn.state is TurnState.NEW:
+            # Its claim is made in the transaction of its handler.
+            return await run_async(
+                settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
+            )
+        with entered(_context(turn, settings.lifecycle, is_async=True)):
+            return await self._work(turn, message, turn.link)
 
     async def _work(self, turn: DeliveryTurn, message: Message, link: Any) -> Any:
         turn.link = link
@@ -211,6 +213,8 @@ def _context(
 
 def _check(turn: DeliveryTurn, message: Message, lifecycle: Lifecycle | None) -> None:
     """Raise if the handler, and the middleware around it, must not run."""
+    if turn.state >= TurnState.ENDED:
+        raise FencedError("the message has ended, or was given back")
     claim = turn.claim if turn.link is None else None
     if lifecycle is not None and claim is not None and not lifecycle.keeper.is_good(claim):
         # This process was paused for long, or the store was down and the claim was not extended.

@@ -1,7 +1,7 @@
 """Turn: one message on its way, and what follows from how its handling has ended.
 
-A turn is a state machine without any I/O: whoever drives it tells it what has happened. `EVENTS`,
-at the end of this file, is the specification: a row is an event, a column is the state in which it
+A turn is a state machine without any I/O: whoever drives it tells it what has happened. The table
+at the end of this file is the specification: a row is an event, a column is the state in which it
 happens, and the cell is the state that follows.
 
     state       the message
@@ -218,11 +218,12 @@ class Turn:
 
     def started(self) -> None:
         """The outermost middleware begins."""
-        self.progress = Progress.STARTED
+        self.progress = max(self.progress, Progress.STARTED)
 
     def runs(self) -> None:
         """What stands behind the claim begins: a middleware may call it more than once."""
-        self.progress, self.error = Progress.RUNNING, None
+        # It may have been called before: the handler may have had its effect.
+        self.progress, self.error = max(self.progress, Progress.RUNNING), None
 
     def called(self) -> None:
         """The handler is called."""
@@ -444,9 +445,8 @@ _GRANTED = Event("granted",          _HLD, _HLD, ____, ____, ____, ____, ____)
 _ANSWERED = Event("answered",        ____, _ANS, ____, ____, ____, ____, ____)
 _UNTRACKED = Event("untracked",      _UNT, _UNT, ____, ____, ____, ____, ____)
 _REFUSED = Event("refused",          _ANS, _ANS, _HLD, _ANS, _ANS, ____, ____)
-# Once more, where the transaction in which it had ended was undone.
+# Once more, where the transaction in which it had ended was undone, or its end is not stored.
 _ENDED = Event("ended",              _END, _END, _END, _END, _END, _END, ____)
 _STORED = Event("stored",            ____, ____, ____, ____, ____, _STO, ____)
 _ANEW = Event("begun anew",          _NEW, _NEW, _NEW, _NEW, _NEW, _NEW, _NEW)
 # fmt: on
-EVENTS = (_ASKED, _GRANTED, _ANSWERED, _UNTRACKED, _REFUSED, _ENDED, _STORED, _ANEW)

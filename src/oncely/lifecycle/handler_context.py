@@ -4,7 +4,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from oncely._util.unawaited import Unawaited
 from oncely.core.destination import check_destination
@@ -277,12 +277,16 @@ def _untracked(what: str) -> MessageError:
 
 
 def context_of(turn: Turn, driver: Driver, keeper: ClaimKeeper) -> ClaimContext | UntrackedContext:
-    """What the handler of a turn may call, which runs now."""
+    """What the handler of a turn may call, which runs now: the same where a middleware lets it run
+    more than once.
+    """
+    if turn.context is not None:
+        return cast(ClaimContext | UntrackedContext, turn.context)
     if isinstance(turn.outcome, Untracked):
         context: ClaimContext | UntrackedContext = UntrackedContext(turn.message)
     else:
         assert turn.claim is not None  # noqa: S101 - no other turn is run.
-        is_alone = driver.is_joined
-        context = ClaimContext(turn.claim, driver, turn.message, None if is_alone else keeper)
+        kept_by = None if driver.is_joined else keeper
+        context = ClaimContext(turn.claim, driver, turn.message, kept_by)
     turn.context = context
     return context

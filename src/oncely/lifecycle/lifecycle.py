@@ -185,7 +185,8 @@ class Lifecycle:
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
         for turn in turns:
-            if turn.state is TurnState.NEW:
+            # One that has ended must not seem to be granted.
+            if turn.state is TurnState.NEW or turn.state >= TurnState.ENDED:
                 self._prepare(turn)
         asking = [turn for turn in turns if turn.state is TurnState.ASKED]
         if not asking:
@@ -252,6 +253,9 @@ class Lifecycle:
             turn.asks(ask_again(turn, finding, record))
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, UnreadableRow):
+                if not isinstance(outcome, AWAY):
+                    # Nobody asks again for the others: their claims run out.
+                    self.let_go(turns)
                 raise outcome
         if doubted:
             await self._ask(driver, [turn for turn, _ in doubted])
@@ -331,16 +335,21 @@ class Lifecycle:
         plain: list[tuple[Turn, Write]] = []
         with_rows: list[tuple[Turn, Write]] = []
         is_done = False
-        for pair in self._writes(turns):
-            (with_rows if pair[1].has_rows else plain).append(pair)
-            is_done = is_done or _is_completed(pair[0])
-        if is_done:
-            reached("before_completed")
-        for pairs in (plain, with_rows):
-            if pairs:
-                await self._store(driver, pairs)
-        if is_done:
-            reached("after_completed")
+        try:
+            for pair in self._writes(turns):
+                (with_rows if pair[1].has_rows else plain).append(pair)
+                is_done = is_done or _is_completed(pair[0])
+            if is_done:
+                reached("before_completed")
+            for pairs in (plain, with_rows):
+                if pairs:
+                    await self._store(driver, pairs)
+            if is_done:
+                reached("after_completed")
+        finally:
+            # Also where a signal breaks this off: a claim that is extended for ever is busy for
+            # ever.
+            self.let_go(turns)
 
     async def store_joined(self, driver: Driver, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `driver` how the handlers of these have ended, none of which
@@ -358,37 +367,37 @@ class Lifecycle:
         reached("after_commit")
         self.outage.over("transactions")
         for turn in turns:
-            if turn.ending is None:
-                turn.ended(self.policy)
-            turn.stored()
-            self._note_removed(turn)
+            self.end(turn)
+            if turn.refusal is None:
+                turn.stored()
+                self._note_removed(turn)
 
     async def give_back(self, driver: Driver, turns: Sequence[Turn]) -> None:
         """Give these back: this process stops before their handlers have ended."""
         running = [turn for turn in turns if turn.state is TurnState.HELD]
-        for turn in running:
-            turn.stopped(self.policy)
-        if writes := self._writes(running):
-            await self._store(driver, writes)
+        try:
+            for turn in running:
+                turn.stopped(self.policy)
+            if writes := self._writes(running):
+                await self._store(driver, writes)
+        finally:
+            self.let_go(running)
+
+    def end(self, turn: Turn) -> Ending:
+        """End a turn, unless it has ended. Returns what follows."""
+        if turn.ending is not None:
+            return turn.ending
+        is_stopping = turn.error is not None and self.is_stopping()
+        return turn.ended(self.policy, is_stopping=is_stopping)
 
     def _writes(self, turns: Sequence[Turn]) -> list[tuple[Turn, Write]]:
-        """End these, as far as they have not ended yet: what is stored of each. Claims of which
-        nothing is stored are left to run out.
-        """
-        writes, left = [], []
+        """End these: what is stored of each. Claims of which nothing is stored run out."""
+        writes = []
         for turn in turns:
-            ending = turn.ending
-            if ending is None:
-                is_stopping = turn.error is not None and self.is_stopping()
-                ending = turn.ended(self.policy, is_stopping=is_stopping)
-            if turn.claim is None or turn.state is TurnState.STORED:
+            ending = self.end(turn)
+            if turn.claim is None or turn.state is TurnState.STORED or ending.end is End.LEFT:
                 continue
-            if ending.end is End.LEFT:
-                left.append(turn.claim)
-            else:
-                writes.append((turn, self._write(turn, turn.claim, ending)))
-        if left:
-            self.heartbeat.let_go_many(left)
+            writes.append((turn, self._write(turn, turn.claim, ending)))
         return writes
 
     async def _store(self, driver: Driver, pairs: Sequence[tuple[Turn, Write]]) -> None:
@@ -401,24 +410,20 @@ class Lifecycle:
             return await _written(driver, writes)
 
         try:
-            try:
-                outcomes = await self.keeper.retried(driver, claims, attempt)
-            except StoreError as error:
-                if len(pairs) == 1 or isinstance(error, StoreUnavailable):
-                    self._give_up(turns, error)
-                    return
-                # The error may be of one of them: storing each alone finds out which.
-                left = pairs
-            else:
-                left = self._note_stored(pairs, outcomes)
-            if left:
-                self.let_go([turn for turn in turns if turn.state is TurnState.STORED])
-            for pair in left:
-                await self._store(driver, [pair])
-        finally:
-            # Also where a signal breaks this off: a claim that is extended for ever is busy for
-            # ever.
-            self.heartbeat.let_go_many(claims)
+            outcomes = await self.keeper.retried(driver, claims, attempt)
+        except StoreError as error:
+            if len(pairs) == 1 or isinstance(error, StoreUnavailable):
+                self._give_up(turns, error)
+                return
+            # The error may be of one of them: storing each alone finds out which.
+            left = pairs
+        else:
+            left = self._note_stored(pairs, outcomes)
+        if left:
+            # The others are not extended meanwhile.
+            self.let_go([turn for turn in turns if turn.state is TurnState.STORED])
+        for pair in left:
+            await self._store(driver, [pair])
 
     def _note_stored(
         self,
@@ -441,7 +446,8 @@ class Lifecycle:
 
     def let_go(self, turns: Sequence[Turn]) -> Sequence[Claim]:
         """Extend the claims of these no longer; return them as they were last extended."""
-        return self.heartbeat.let_go_many([cast(Claim, turn.claim) for turn in turns])
+        claims = [turn.claim for turn in turns if turn.claim is not None]
+        return self.heartbeat.let_go_many(claims)
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""
@@ -604,7 +610,7 @@ class Lifecycle:
             await self.claim(driver, held)
         except StoreError:
             self._log_unrecorded(held)
-        self.let_go([turn for turn in held if turn.claim is not None])
+        self.let_go(held)
         for turn in turns:
             turn.left_in_doubt(error)
 

@@ -238,7 +238,7 @@ class _Tries:
             return False
         is_stored = record is not None and record.is_handled and is_newest(claim, record)
         if is_stored:
-            self._turn.ending = after_end(self._lifecycle.policy, claim.attempts, None)
+            self._turn.ended_as(after_end(self._lifecycle.policy, claim.attempts, None))
             self._lifecycle.note_committed([self._turn])
         return is_stored
 

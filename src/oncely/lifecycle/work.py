@@ -63,8 +63,12 @@ class Work:
 
     def __enter__(self) -> Self:
         self._driver = self._driver or self._lifecycle.sync_driver
-        run_inline(self._begin(self._driver))
-        return self._enter(self._driver)
+        try:
+            run_inline(self._begin(self._driver))
+            return self._enter(self._driver)
+        except BaseException:
+            self._let_go()
+            raise
 
     def __exit__(
         self,
@@ -76,8 +80,12 @@ class Work:
 
     async def __aenter__(self) -> Self:
         self._driver = self._driver or self._lifecycle.async_driver
-        await self._begin(self._driver)
-        return self._enter(self._driver)
+        try:
+            await self._begin(self._driver)
+            return self._enter(self._driver)
+        except BaseException:
+            self._let_go()
+            raise
 
     async def __aexit__(
         self,
@@ -115,15 +123,23 @@ class Work:
                 raise unusable
         finally:
             self._entered.__exit__()
+            if self.turn.state < TurnState.ENDED:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Where a signal handler has raised: a claim that is extended for ever is busy for ever."""
+        if self.turn.claim is not None:
+            self._lifecycle.let_go([self.turn])
 
     def _note_end(self, error: BaseException | None) -> MessageError | None:
         """Note how the block ended; return what is wrong with it: a failure, too."""
         unusable = None
-        if error is None and self.turn.context is not None:
+        if self.turn.context is not None:
             try:
                 self.turn.context.check_awaited()
             except MessageError as forgotten:
-                error = unusable = forgotten
+                if error is None:
+                    error = unusable = forgotten
         self.turn.raised(error)
         if error is None and self._lifecycle.keeps_result:
             self.turn.returned(self._lifecycle.kept(self.turn, self.result))

@@ -271,8 +271,7 @@ class ChunkTask(ABC):
     def _count_ended(self, turns: Sequence[RowTurn]) -> None:
         """Count the ends of these turns, or delay them."""
         for turn in turns:
-            if turn.ending is None:
-                turn.ended(self._lifecycle.policy, is_stopping=self._lifecycle.is_stopping())
+            self._lifecycle.end(turn)
         if self._lifecycle.retry_queue is not None:
             self._keep_dead([turn for turn in turns if turn.is_dead_unheard])
         taken = [turn for turn in turns if turn.taken is not None]

@@ -66,7 +66,8 @@ class TransactionalTask(ChunkTask):
         error = HandlerDied(f"its process {self._start.death}")
         while True:
             [turn] = self._turns([row])
-            turn.begins_anew()
+            # Not that of the dead process, whose claim went with its transaction.
+            turn.token = None
             turn.message = row.message(None)
             run_inline(self._lifecycle.record_failure(self._driver, turn, error))
             if not isinstance(turn.outcome, Busy):
