@@ -202,10 +202,11 @@ class GroupCommit:
                 "a batch of the ledger was aborted: %(reason)s; its callers get the error",
                 extra={"event": "batch_aborted"},
             )
+        self._tell(batch, results)
+        # After that: those who were told ask again before the next batch begins, and are in it.
         self._in_flight.discard(me)
         if self._waiting:
             self._ended.put(None)
-        self._tell(batch, results)
         return True
 
     def _taken(self, first: Call | None = None) -> list[Call]:

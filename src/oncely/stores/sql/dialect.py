@@ -109,7 +109,7 @@ class Dialect(ABC):
     """How a query of the table `d` locks its rows, and skips those that others have locked."""
     locked: ClassVar[str]
     """The same, but waits for rows that others have locked."""
-    batches_at_once: ClassVar[int] = 4
+    batches_at_once: ClassVar[int] = 2
     """How many batches it works on side by side."""
     denied: ClassVar[str] = "type: oncely check"
     """What tells which privilege is missing."""
