@@ -28,7 +28,7 @@ from starlette.routing import Route
 from tests.servers import Postgresql, Redis
 
 from oncely.http import IdempotencyKey
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 ROUNDS = 5
 REQUESTS = 400

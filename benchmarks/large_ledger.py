@@ -25,7 +25,7 @@ from tests.servers import Postgresql
 
 from oncely import Key, ops
 from oncely.core.commands import Granted
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.metrics import Metrics
 from oncely.web import dashboard
 

@@ -23,7 +23,7 @@ from tests.servers import Postgresql
 
 from oncely import Key
 from oncely.core.commands import Granted
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _INDEX = "processed_messages_unfinished"
 _MADE = f"CREATE INDEX {_INDEX} ON processed_messages (status) WHERE status <> 'sent'"

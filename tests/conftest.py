@@ -40,7 +40,7 @@ from tests.turns import fix_turn, not_today, report_line
 
 from oncely._util import clock as process_clock
 from oncely.core.record import Claim, Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine

@@ -15,7 +15,7 @@ from typing import Any
 
 from oncely.core.commands import Granted
 from oncely.core.record import Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _DEADLINE_S = 180.0
 _FRESH = get_context("forkserver")

@@ -9,7 +9,7 @@ from oncely.core.commands import Granted, Outcome
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import OUTBOX, WaitingMessage
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.store import Backlog, Records, Store
 
 

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import URL, make_url
 from tests.servers import MariaDb, MissingProgram, PgBouncer, Postgresql, Rabbitmq, Redis, Server
 
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 if TYPE_CHECKING:
     from psycopg import Connection as PostgresqlConnection

@@ -23,7 +23,7 @@ from uuid import uuid4
 import oncely
 from oncely import ops
 from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Run, Worker, bucket_of
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
 MOODS = {"good": 90, "flaky": 5, "declined": 3, "gone": 1.5, "crash": 0.5}

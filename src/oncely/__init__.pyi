@@ -1,6 +1,5 @@
 from . import spark
 from ._util.version import __version__
-from .async_ledger import AsyncLedger
 from .consumer import Consumer
 from .consuming.consumer_report import ConsumerReport
 from .core.commands import (
@@ -51,9 +50,10 @@ from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
 from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
-from .engine.mailbox import LedgerMailbox, Mailbox
-from .engine.transaction import AsyncInbox, Inbox, JoinedTransaction
-from .ledger import Ledger, open_ledger
+from .ledger.async_ledger import AsyncLedger
+from .ledger.inbox import AsyncInbox, Inbox, JoinedTransaction
+from .ledger.ledger import Ledger, open_ledger
+from .ledger.mailbox import LedgerMailbox, Mailbox
 from .lifecycle.results import Serializer
 from .lifecycle.transacting import AsyncTransactionSource, TransactionSource
 from .lifecycle.work import Work, claimed

@@ -14,9 +14,9 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import Id, fingerprint_of, id_text
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
-from oncely.engine.driver import SyncDriver
-from oncely.engine.transaction import AsyncInboxDriver
-from oncely.ledger import Ledger
+from oncely.ledger.driver import SyncDriver
+from oncely.ledger.inbox import AsyncInboxDriver
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.work import JoinedWork, Work, run_new, run_new_async

@@ -17,7 +17,7 @@ from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import Policy
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.transacting import AsyncTransactionSource, TransactionSource

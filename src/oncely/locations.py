@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from oncely.core.errors import ConfigError, mask_passwords
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 from oncely.transports.open_transport import open_transport

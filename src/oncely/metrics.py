@@ -32,7 +32,7 @@ from oncely.core.commands import (
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, name_of_queue
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.store import Backlog
 
 _log = EventLog(__name__)

@@ -11,7 +11,7 @@ from oncely.core.fingerprint import content_of
 from oncely.core.ids import Id, fingerprint_of, id_of_key
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.transacting import run, run_async

@@ -26,8 +26,8 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.waiting import OUTBOX, WaitingMessage
-from oncely.engine.settle import RelayObserver
-from oncely.ledger import Ledger, checked_ledger
+from oncely.ledger.ledger import Ledger, checked_ledger
+from oncely.ledger.settle import RelayObserver
 from oncely.stores.store import PutBack
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Clock, Transport

@@ -13,8 +13,8 @@ from oncely.core.errors import ConfigError, FencedError, RefusedError, StoreErro
 from oncely.core.ids import Id
 from oncely.core.policy import at_most_once
 from oncely.core.record import Key, claim_of
-from oncely.engine.transaction import Inbox
-from oncely.ledger import Ledger, checked_ledger
+from oncely.ledger.inbox import Inbox
+from oncely.ledger.ledger import Ledger, checked_ledger
 
 _log = EventLog(__name__)
 

@@ -18,9 +18,9 @@ from oncely.core.record import Claim, Key, State
 from oncely.core.turn import Turn, Untracked
 from oncely.core.verdicts import DeadLetter, Delay, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.driver import SyncDriver, run_inline
-from oncely.engine.transaction import Inbox
-from oncely.ledger import Ledger
+from oncely.ledger.driver import SyncDriver, run_inline
+from oncely.ledger.inbox import Inbox
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.handler_context import MOST_DEFERRED
 from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.lifecycle.lifecycle import Lifecycle

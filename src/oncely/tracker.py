@@ -8,7 +8,7 @@ from oncely.core.errors import ConfigError, DuplicateError
 from oncely.core.ids import Id, check_id
 from oncely.core.record import Key
 from oncely.core.refusals import refusal
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import store_around
 

@@ -35,7 +35,7 @@ from tests.servers import Postgresql, Rabbitmq, Server
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
 from oncely.core.waiting import OUTBOX
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Transport

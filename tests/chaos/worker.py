@@ -30,7 +30,7 @@ from oncely.core.control import Unrecoverable
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy, at_least_once, at_most_once
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 LEASE_S = 2.0
 _POLICIES: Mapping[str, Policy] = {

@@ -16,7 +16,7 @@ from oncely.cli.options import Running
 from oncely.consuming import loop
 from oncely.consuming.health import Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery

@@ -16,9 +16,9 @@ from oncely.core.commands import (
 from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, birth_of
-from oncely.engine.asking import new_token, to_claim
-from oncely.engine.driver import SyncDriver, run_inline
-from oncely.ledger import Ledger
+from oncely.ledger.asking import new_token, to_claim
+from oncely.ledger.driver import SyncDriver, run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.testing.tools import AdvancingClock, at_once
 
 KEY = Key("billing", "abc-123")

@@ -8,7 +8,7 @@ import pytest
 from tests.records import Doing
 from tests.turns import in_turn
 
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine

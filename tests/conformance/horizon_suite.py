@@ -10,7 +10,7 @@ from tests.records import fresh, granted, insert
 from oncely.core.commands import Duplicate, Granted, TooOld
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.store import Query, Store
 from oncely.testing.tools import AdvancingClock
 

@@ -15,7 +15,7 @@ from oncely.core.commands import Busy, Duplicate, Granted, TooOld
 from oncely.core.errors import RefusedError
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import PURGEABLE
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.store import Query, Store, Transaction
 from oncely.testing.tools import AdvancingClock, at_once
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from tests.processes import claim_all, migrate_and_count, run_at_once
 
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 _KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "500"))
 _BATCH = 100

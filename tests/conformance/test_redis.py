@@ -20,7 +20,7 @@ from tests.servers import Redis
 from oncely.core.commands import Busy
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores import redis_settings
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.store import Query, Store

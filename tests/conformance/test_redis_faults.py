@@ -19,7 +19,7 @@ from tests.servers import Redis
 from oncely.core.commands import Duplicate, Granted
 from oncely.core.errors import ConfigError, ReplyLost, StoreDenied, StoreError, StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores import redis_server
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.redis_server import RedisServer

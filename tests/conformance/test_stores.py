@@ -15,7 +15,7 @@ from tests.records import granted
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.store import Store

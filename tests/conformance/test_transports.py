@@ -23,7 +23,7 @@ from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.verdicts import Ack, Reject, Requeue
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine

@@ -26,9 +26,9 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import retries_of
-from oncely.engine.asking import to_ask
-from oncely.engine.request import Write
-from oncely.ledger import Ledger
+from oncely.ledger.asking import to_ask
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.writes import Write
 from oncely.stores.store import PutBack, Query, Transaction
 from oncely.testing.tools import AdvancingClock
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.transports.store_transport import StoreTransport

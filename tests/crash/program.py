@@ -20,7 +20,7 @@ from tests.crash.consumer import Consumer
 from tests.crash.means import LEASE, POLICIES, Clock, Means, Queue
 
 import oncely.stores.sql.joining  # noqa: F401 - before the forks, which are to be quick.
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine

@@ -23,7 +23,7 @@ from tests.turns import in_turn
 
 from oncely.core.message import Message
 from oncely.core.record import State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.transports.open_transport import open_transport
 
 MESSAGES = 2

@@ -7,7 +7,7 @@ from tests.http.drivers import DRIVES, Drive, Shop, drive_by
 from tests.integration.callers import KINDS, Place, opened
 from tests.turns import in_turn
 
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote_to_bytes
 from tests.django_setup import set_up_django
 
 from oncely.http import HttpAnswer, IdempotencyKey, WsgiIdempotencyKey
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 Fields = Sequence[tuple[str, str]]
 

@@ -7,7 +7,7 @@ from typing import Any
 import flask
 
 from oncely.http import WsgiIdempotencyKey, github, webhook
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 application = flask.Flask("shop")
 _ledger = open_ledger(os.environ["SHOP_LEDGER"])

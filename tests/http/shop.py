@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from oncely.core.policy import Policy
 from oncely.http import IdempotencyKey
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 EFFECTS = Path(os.environ["SHOP_EFFECTS"])
 WORK_S = float(os.environ.get("SHOP_WORK_S", "0"))

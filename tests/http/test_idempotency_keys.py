@@ -19,7 +19,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.http import HttpAnswer, IdempotencyKey
 from oncely.http.header_field import read_key, write_key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.testing import ManualClock
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from tests.conditions import LIMIT_S, wait_until
 
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {

@@ -16,7 +16,7 @@ import pytest
 from tests.conditions import LIMIT_S, wait_until, wait_until_async
 from tests.turns import in_turn
 
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 ROOT = Path(__file__).parents[2]
 REQUESTS = int(os.environ.get("ONCELY_TEST_HTTP_REQUESTS", "150"))

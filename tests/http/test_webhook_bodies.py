@@ -19,7 +19,7 @@ from tests.http.test_webhooks import by_asgi, by_function, by_github, by_slack, 
 from oncely import http
 from oncely.core.message import Message
 from oncely.http.answers import HttpAnswer
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 SECRET = "a secret that both know"
 BODY = b'{"ref": "main"}'

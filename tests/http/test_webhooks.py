@@ -23,7 +23,7 @@ from oncely import http
 from oncely.consumer import Consumer
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 SECRET = "a secret that both know"
 BODY = b'{"id": "evt_1", "type": "payment_intent.succeeded", "event_id": "Ev1", "event": {}}'

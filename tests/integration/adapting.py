@@ -18,7 +18,7 @@ from tests.integration.drivers import engine_on
 
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from tests.django_setup import set_up_django
 from tests.integration.drivers import engine_on
 
 from oncely.core.record import Key, Record
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 KINDS = ("sqlite", "postgresql", "mysql")
 

@@ -14,7 +14,7 @@ from tests.integration.adapting import WRITE, Effects
 from oncely.adapters.celery import once_task
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 URL, FOLDER, RESULTS = "ADAPTER_URL", "ADAPTER_FOLDER", "ADAPTER_RESULTS"
 

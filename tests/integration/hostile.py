@@ -16,7 +16,7 @@ from tests.records import granted
 
 from oncely.core.commands import Busy
 from oncely.core.record import Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.testing import ManualClock
 
 CONSUMER = "billing"

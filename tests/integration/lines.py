@@ -8,7 +8,7 @@ from sqlalchemy import make_url
 from tests.proxy import Proxy
 
 from oncely.core.record import Key, Record
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 REFUSES = 20
 """How many connections a server refuses while it is away: more than a call tries, and those threads

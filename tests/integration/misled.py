@@ -12,7 +12,7 @@ import pytest
 
 from oncely.core.commands import Granted
 from oncely.core.record import Claim, Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]
 CONSUMER = "clocks"

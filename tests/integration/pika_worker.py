@@ -8,7 +8,7 @@ from tests.integration.adapting import Effects, channel_to
 from oncely.adapters.pika import Callback, once_callback
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Policy
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 
 def ledger_in(folder: Path) -> Ledger:

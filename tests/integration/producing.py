@@ -11,7 +11,7 @@ from sqlalchemy import Connection, create_engine, text
 from tests.integration.relaying import DESTINATION
 
 from oncely import Message, open_ledger
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 WORK = "CREATE TABLE work (id varchar(36) PRIMARY KEY, body text NOT NULL)"
 """What is sent with each row is to arrive if, and only if, the row is there."""

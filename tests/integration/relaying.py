@@ -16,7 +16,7 @@ from tests.records import granted
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, queue_named
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
 

@@ -24,7 +24,7 @@ from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.celery import once_task
 from oncely.core.errors import ConfigError, ExhaustedError
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 # Celery's backend for Redis leaves its connections to the garbage collector.
 pytestmark = pytest.mark.filterwarnings(

@@ -33,7 +33,7 @@ from oncely.core import turn
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _DEADLINE_MS = 60_000
 

@@ -41,7 +41,7 @@ from oncely.core.control import Unrecoverable
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 WORK = RabbitQueue("work", declare=False)
 

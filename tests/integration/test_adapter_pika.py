@@ -37,7 +37,7 @@ from oncely.core.errors import ConfigError, MismatchError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 QUICK = Policy(tries=3, backoff=["50ms"])
 

@@ -19,7 +19,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.ops import Chapter
 
 _KINDS = ("sqlite", "postgresql")

@@ -24,7 +24,7 @@ from oncely.core.errors import ConfigError, MessageError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 from oncely.stores.sql import SqlStore
 
 _NOT_KNOWN = "begun; how many were changed is not known"
@@ -167,7 +167,7 @@ _KILLED = """
 import os, signal, sys
 from oncely import ops
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 def die(*told):
     if told[-1] >= int(sys.argv[3]):

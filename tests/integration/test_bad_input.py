@@ -15,7 +15,7 @@ from oncely.core.commands import Duplicate, Mismatch
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 KEY = Key("billing", "1")
 

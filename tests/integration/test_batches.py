@@ -18,7 +18,7 @@ from oncely._util import sqlite_files
 from oncely.core.commands import Busy, Written
 from oncely.core.errors import ReplyLost, StoreError, StoreUnavailable
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.dialect import Dialect
 from oncely.testing import ManualClock

@@ -13,7 +13,7 @@ from tests.records import granted
 from oncely._util.clock import undo_passing
 from oncely.core.commands import Busy
 from oncely.core.record import Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.testing import pass_time
 
 _HOURS_S = 7_200.0

@@ -12,7 +12,7 @@ from tests.conformance.conftest import ledger_url_of
 from tests.records import granted
 
 from oncely.core.record import Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.once import once
 from oncely.stores.sql.sql_store import SqlStore

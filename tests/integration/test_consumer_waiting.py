@@ -15,7 +15,7 @@ from tests.conditions import wait_until
 from tests.servers import Rabbitmq
 
 from oncely import Consumer, Message, Policy, Unrecoverable, open_ledger, open_transport
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.transports.transport import Delivery, Transport
 
 QUEUE = "orders"

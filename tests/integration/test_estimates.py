@@ -10,7 +10,7 @@ from tests.turns import in_turn
 
 from oncely.core.commands import Granted
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _MOST = 500
 

@@ -16,7 +16,7 @@ from tests.records import granted
 from oncely.core.commands import Duplicate, Granted, Written
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, batches
 from oncely.stores.sql.dialect import Fault
 

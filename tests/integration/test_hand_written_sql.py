@@ -13,7 +13,7 @@ from tests.records import granted
 from oncely.core.commands import Busy, Duplicate, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.testing import at_once
 
 _CONSUMER = "sms-service"

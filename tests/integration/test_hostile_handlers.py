@@ -17,7 +17,7 @@ from oncely.core.errors import InDoubtError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.once import once
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.open_store import sqlite_file

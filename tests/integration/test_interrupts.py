@@ -8,7 +8,7 @@ from tests.records import granted
 from tests.unit.test_interrupts import interrupted
 
 from oncely.core.record import Claim, Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 
 @pytest.mark.timeout(120)

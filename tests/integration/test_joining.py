@@ -24,7 +24,7 @@ from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.waiting import OUTBOX, WaitingMessage
-from oncely.engine.transaction import Inbox
+from oncely.ledger.inbox import Inbox
 from oncely.stores.store import PutBack
 
 KEY = Key("billing", "abc-123")

@@ -26,8 +26,8 @@ from tests.records import granted
 
 from oncely.core.errors import ConfigError, EndedError, FencedError, StoreError
 from oncely.core.record import Key, State
-from oncely.engine.transaction import Inbox
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.inbox import Inbox
+from oncely.ledger.ledger import Ledger, open_ledger
 
 KEY = Key("billing", "abc-123")
 OTHER = Key("billing", "def-456")

@@ -16,7 +16,7 @@ from tests.servers import Server
 from tests.turns import in_turn
 
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 _WORKERS = 3
 _KILLS = {

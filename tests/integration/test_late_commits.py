@@ -11,7 +11,7 @@ from tests.proxy import Proxy
 from tests.records import granted
 
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 
 class SeveringProxy(Proxy):

@@ -22,7 +22,7 @@ from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key
 from oncely.core.waiting import OUTBOX, queue_named, retries_of, retry_name
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.sql import SqlStore, postgresql, sql_store
 
 _TABLES = ("processed_messages", "waiting_messages", "message_steps", "message_consumers")

@@ -10,8 +10,8 @@ from tests.records import granted
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
-from oncely.engine.asking import new_token
-from oncely.ledger import Ledger
+from oncely.ledger.asking import new_token
+from oncely.ledger.ledger import Ledger
 
 T = TypeVar("T")
 

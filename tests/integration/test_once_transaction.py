@@ -19,7 +19,7 @@ from tests.proxy import Proxy
 from oncely.core.errors import EndedError, StoreError
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.once import once
 from oncely.testing import at_once
 

@@ -13,7 +13,7 @@ from tests.servers import free_port
 
 from oncely.core.errors import ConfigError, StoreError, StoreUnavailable
 from oncely.core.record import Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _KINDS = ("sqlite", "postgresql", "mysql")
 _SECRET = "hunter2"

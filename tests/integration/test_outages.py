@@ -14,7 +14,7 @@ from tests.servers import MariaDb, Postgresql, Server
 
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 from oncely.stores import retrying
 from oncely.stores.sql import engines
 

@@ -19,7 +19,7 @@ from oncely.core.commands import Busy, Duplicate, Granted
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 THREADS, MESSAGES = 12, 40
 _ENDLESS = Policy(tries=1_000)

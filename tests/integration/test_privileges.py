@@ -33,7 +33,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, State
 from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.stores.names import Program
 from oncely.stores.store import PutBack

@@ -11,7 +11,7 @@ from tests.records import granted
 
 from oncely.core.commands import Granted
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 LIVE, OLD, BATCH = 4_000, 1_000, 50
 

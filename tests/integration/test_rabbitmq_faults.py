@@ -20,7 +20,7 @@ from oncely.consumer import Consumer
 from oncely.core.errors import BrokerRefused, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Reject, Requeue
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.testing import at_once
 from oncely.transports.open_transport import open_transport
 from oncely.transports.rabbitmq import session

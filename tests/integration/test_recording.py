@@ -13,8 +13,8 @@ from oncely.core.activity import AuditEntry, Run, quantile_s
 from oncely.core.commands import ClaimOutcome, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
-from oncely.engine import recording
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger import recorder
+from oncely.ledger.ledger import Ledger, open_ledger
 
 
 @pytest.fixture
@@ -110,16 +110,16 @@ def test_closed_while_the_store_answers_nobody(
 ) -> None:
     """A server that is frozen keeps nobody from closing for ever."""
     answers = threading.Event()
-    monkeypatch.setattr(recording, "_END_S", 0.01)
+    monkeypatch.setattr(recorder, "_END_S", 0.01)
     monkeypatch.setattr(type(ledger.operations), "keep_worker", lambda *_: answers.wait())
     others = set(threading.enumerate())
     _complete(ledger, "m1")
-    [recorder] = set(threading.enumerate()) - others
+    [thread] = set(threading.enumerate()) - others
     ledger.close()
-    assert recorder.is_alive()
+    assert thread.is_alive()
     answers.set()
     # Else it takes a connection from the pool that the fixture gives up.
-    recorder.join(LIMIT_S)
+    thread.join(LIMIT_S)
 
 
 def _complete(ledger: Ledger, message_id: str) -> None:

@@ -15,7 +15,7 @@ from tests.servers import Postgresql
 
 from oncely.core.message import Message
 from oncely.core.record import State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.outbox import Relay
 from oncely.transports.open_transport import open_transport
 

@@ -24,7 +24,7 @@ from tests.records import deferred, granted
 
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.migrating import _config
@@ -416,7 +416,7 @@ def test_the_newest_migration_is_known_without_alembic(url: str) -> None:
     with opened(url) as ledger:
         ledger.migrate()
     program = (
-        "import sys\nfrom oncely.ledger import open_ledger\n"
+        "import sys\nfrom oncely.ledger.ledger import open_ledger\n"
         f"ledger = open_ledger({url!r})\nledger.migrate()\n"
         "assert 'alembic' not in sys.modules\nledger.close()\n"
     )

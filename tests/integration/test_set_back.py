@@ -23,7 +23,7 @@ from oncely.core.commands import Duplicate, Granted, TooOld
 from oncely.core.errors import StoreError
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.once import once
 from oncely.stores.open_store import open_sessions
 from oncely.transports.open_transport import open_transport

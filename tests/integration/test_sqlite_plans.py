@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from oncely.core.record import Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.sql.engines import sqlite_engine
 from oncely.stores.sql.sql_store import SqlStore
 from oncely.stores.sql.sqlite import Sqlite

@@ -19,7 +19,7 @@ from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import StoreError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _CONSUMER = "sms-service"
 _SENT, _FAILED, _BEGUN = (Key(_CONSUMER, name) for name in ("sent", "failed", "begun"))

@@ -19,13 +19,13 @@ from tests.server_fixtures import available
 from tests.servers import HOST, MariaDb, Postgresql, Rabbitmq, Redis, Server, free_port
 
 from oncely._util.tls import advice
-from oncely.async_ledger import AsyncLedger
 from oncely.consumer import Consumer
 from oncely.core.commands import Granted
 from oncely.core.errors import ConfigError, StoreError, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.async_ledger import AsyncLedger
+from oncely.ledger.ledger import open_ledger
 from oncely.transports.open_transport import open_transport
 
 ELSEWHERE = "localhost"

@@ -22,7 +22,7 @@ from tests.servers import Postgresql
 
 from oncely.core.errors import StoreError
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.open_store import open_store
 from oncely.stores.sql import SqlStore
 from oncely.stores.store import Transaction

@@ -15,7 +15,7 @@ from oncely import Consumer, Key, Ledger, Message, Policy, UnreadableRow, ops
 from oncely.cli import main
 from oncely.core.activity import PERIOD_S, Activity, Run, Worker
 from oncely.core.waiting import WaitingMessage, retries_of
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine

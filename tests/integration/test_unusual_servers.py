@@ -26,7 +26,7 @@ from oncely.core.commands import Busy, Duplicate, Granted
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.transports.store_transport import StoreTransport
 

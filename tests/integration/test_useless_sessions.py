@@ -24,7 +24,7 @@ from oncely.consumer import Consumer
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.once import once
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore

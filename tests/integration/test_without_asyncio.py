@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from oncely.async_ledger import AsyncLedger
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.http import IdempotencyKey, github, webhook
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.async_ledger import AsyncLedger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
 from oncely.middleware.threads import Threads
 from oncely.once import once

@@ -11,7 +11,7 @@ from tests.records import deferred, granted
 
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 WAITING = 3
 """What each message defers."""

@@ -18,7 +18,7 @@ from oncely.core.commands import Granted, Written
 from oncely.core.errors import StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 ROOT = Path(__file__).parents[2]
 HELD, RETRIED = "held", "retried"

@@ -7,7 +7,7 @@ import pytest
 
 from oncely import Consumer, Message, open_ledger, open_transport
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.transports.transport import Transport
 
 SMS, EMAIL = "notification.sms.send", "notification.email.send"

@@ -26,7 +26,7 @@ from oncely.core.ids import Id
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.once import once
 from oncely.testing import ManualClock, at_once
 from oncely.tracker import AsyncMessageTracker, MessageTracker

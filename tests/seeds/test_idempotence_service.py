@@ -20,7 +20,7 @@ from oncely.core.errors import FencedError, MessageError, RefusedError, StoreUna
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle import handler_context
 from oncely.service import IdempotenceService, ProcessingStatus
 from oncely.stores.memory_store import MemoryStore

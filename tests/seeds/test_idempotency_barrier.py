@@ -19,7 +19,7 @@ from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import BusyError, MessageError, MismatchError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.testing import at_once
 
 _QUEUE = "orders"

@@ -12,7 +12,7 @@ from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_
 from oncely.core.errors import ConfigError, MessageError, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.repository import ProcessedMessageRepository
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import Loaded

@@ -28,8 +28,8 @@ class Mutant(NamedTuple):
 
 RULES = "core/rules.py"
 TURN = "core/turn.py"
-SETTLE = "engine/settle.py"
-CALLS = "engine/calls.py"
+SETTLE = "ledger/settle.py"
+CALLS = "ledger/ledger_calls.py"
 LIFECYCLE = "lifecycle/lifecycle.py"
 RETRY_QUEUE = "lifecycle/retry_queue.py"
 RETRIES = "consuming/retries.py"
@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         "a message is completed while others wait",
-        "engine/mailbox.py",
+        "ledger/mailbox.py",
         "for key in keys if key not in unsent]",
         "for key in keys]",
         seed=38,
@@ -194,7 +194,7 @@ MUTANTS = [
     ),
     Mutant(
         "what has failed since it was taken is taken for done",
-        "engine/mailbox.py",
+        "ledger/mailbox.py",
         "transaction.remove([each for each in done if each.number in held])",
         "transaction.remove(done)",
         seed=119,

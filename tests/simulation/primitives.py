@@ -174,6 +174,7 @@ class SimulatedThread:
             raise RuntimeError("only a simulated process starts threads in a simulation")
         scheduler.check()
         self._task = scheduler.spawn(scheduler.current.process, self._run, self.name)
+        self._task.thread = self
 
     def _run(self) -> None:
         try:
@@ -263,8 +264,12 @@ class SimulatedThreads:
         main = None if current is None else current.process.main
         return threading.main_thread() if main is None else main
 
-    def current_thread(self) -> SimulatedTask | threading.Thread:
-        return self.scheduler.current or threading.current_thread()
+    def current_thread(self) -> Any:
+        current = self.scheduler.current
+        return threading.current_thread() if current is None else current.thread or current
+
+    def start_new_thread(self, function: Callable[..., object], args: Sequence[Any]) -> None:
+        self.Thread(target=function, args=args).start()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)

@@ -1,5 +1,6 @@
 """While a simulation runs, oncely's modules have its clock, threads and randomness."""
 
+import _thread
 import concurrent.futures
 import queue
 import random
@@ -58,6 +59,7 @@ def replaced(
         id(CHANCE): random_,
         id(threading): threads,
         id(StopEvent): threads.StopEvent,
+        id(_thread.start_new_thread): threads.start_new_thread,
         id(queue.SimpleQueue): threads.SimpleQueue,
         id(concurrent.futures.ThreadPoolExecutor): threads.ThreadPoolExecutor,
     }

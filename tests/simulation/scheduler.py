@@ -54,6 +54,8 @@ class SimulatedTask:
         """What it waits for, besides the time."""
         self.interrupt: BaseException | None = None
         self.is_over = False
+        self.thread: object = None
+        """What has started it."""
         self.ran_at = 0.0
         """When it last ran."""
         self.greenlet = greenlet(self._run, home)

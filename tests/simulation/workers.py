@@ -22,7 +22,7 @@ from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.core.verdicts import Ack, Acknowledgement, Reject, Requeue
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.transports.transport import Delivery, Transport

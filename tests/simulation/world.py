@@ -33,7 +33,7 @@ from oncely.core.errors import OncelyError, StoreError, TransportError
 from oncely.core.message import Message
 from oncely.core.policy import Finding
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.outbox import Relay
 
 _REST_S = 2.0

@@ -14,7 +14,7 @@ from tests.spark_faults.check import BATCHES, PUBLISHED, count_effects, faults, 
 from tests.spark_faults.driver import Task
 from tests.spark_faults.processes import Programs
 
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 _FILES = 3
 """Each is a batch of the stream."""

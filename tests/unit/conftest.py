@@ -23,7 +23,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record
 from oncely.core.verdicts import Ack, DeadLetter, Verdict
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery

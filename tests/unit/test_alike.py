@@ -23,10 +23,10 @@ from oncely.core.commands import (
 )
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
-from oncely.engine import settle
-from oncely.engine.asking import to_claim
-from oncely.engine.settle import Settler
-from oncely.ledger import Ledger
+from oncely.ledger import settle
+from oncely.ledger.asking import to_claim
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.settle import Settler
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 

@@ -15,15 +15,15 @@ from tests.meddling import MeddlingStore
 from tests.records import granted
 from tests.unit.conftest import Stall
 
-from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import (
     Granted,
     Handled,
 )
 from oncely.core.errors import StoreError
 from oncely.core.record import Claim, Key, State
-from oncely.engine import group_commit
-from oncely.ledger import Ledger
+from oncely.ledger import group_commit
+from oncely.ledger.async_ledger import AsyncLedger
+from oncely.ledger.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -426,7 +426,7 @@ def test_exit_gives_back() -> None:
 
 def test_exit_does_not_wait_for_ever() -> None:
     """A store that hangs does not keep the program from ending."""
-    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.engine.group_commit._PATIENCE_S = 0.1")
+    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.ledger.group_commit._PATIENCE_S = 0.1")
     assert printed(program) == "1\n"
 
 

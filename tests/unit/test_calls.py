@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from tests.records import granted
 
-from oncely.async_ledger import AsyncLedger
 from oncely.core.commands import Busy, Duplicate, Fenced, Written
 from oncely.core.errors import ConfigError, FencedError, MessageError, RefusedError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.async_ledger import AsyncLedger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.testing import ManualClock
 
 

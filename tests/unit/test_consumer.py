@@ -18,7 +18,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.middleware import TimeLimit
 from oncely.middleware.chain import CallNext
 from oncely.testing import ManualClock

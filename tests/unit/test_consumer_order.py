@@ -13,7 +13,7 @@ from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.verdicts import Ack, Delay
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 
 def consumer_of(queue: Queue, ledger: Ledger) -> Consumer:

@@ -17,7 +17,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once
 from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack, Delay, Requeue
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.middleware import RateLimited
 from oncely.middleware.chain import CallNext, Middleware
 

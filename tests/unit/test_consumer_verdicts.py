@@ -28,7 +28,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.middleware.chain import CallNext
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock

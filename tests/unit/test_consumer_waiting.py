@@ -17,8 +17,8 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.calls import keep_anew
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.ledger_calls import keep_anew
 from oncely.stores.store import PutBack, Transaction
 from oncely.testing import ManualClock
 
@@ -271,7 +271,7 @@ def test_a_letter_that_cannot_be_kept(
             raise StoreError("not this one")
         keep_anew(transaction, messages)
 
-    monkeypatch.setattr("oncely.engine.mailbox.keep_anew", fail_for_some)
+    monkeypatch.setattr("oncely.ledger.mailbox.keep_anew", fail_for_some)
     queue.publish("in", [Message("", b"bad"), *(Message("", b"good") for _ in range(3))])
     with ThreadPoolExecutor(1) as thread:
         # So that all are of one window.

@@ -11,7 +11,7 @@ import pytest
 
 from oncely._util import crash_points as crashpoints
 from oncely.core.record import State
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 PROGRAM = """
 import sys

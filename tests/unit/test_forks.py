@@ -13,7 +13,7 @@ from tests.conditions import LIMIT_S
 from tests.records import granted
 
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _FORKS = 10
 

@@ -13,7 +13,7 @@ from tests.records import granted
 from oncely.core.commands import Busy, Outcome
 from oncely.core.durations import Duration
 from oncely.core.record import Claim, Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle import heartbeat as heartbeats
 from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.testing import ManualClock

@@ -15,8 +15,8 @@ from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, State
-from oncely.engine.transaction import AsyncInbox
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.inbox import AsyncInbox
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.metrics import Metrics
 
 KEY = Key("billing", "1")

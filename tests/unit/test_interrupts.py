@@ -24,8 +24,8 @@ from tests.unit.conftest import Stall
 import oncely
 from oncely._util.signals import on_signals
 from oncely.core.record import Key
-from oncely.engine import group_commit
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger import group_commit
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 
 _SOURCES = str(Path(oncely.__file__).parent)

@@ -14,8 +14,8 @@ from oncely.core.commands import Busy, Duplicate, Fail, Granted, Mismatch
 from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
-from oncely.engine import group_commit
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger import group_commit
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
 

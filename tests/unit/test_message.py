@@ -13,7 +13,7 @@ from oncely.core.errors import MessageError
 from oncely.core.ids import MAX_ID_LENGTH, check_id
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.repository import ProcessedMessageRepository

@@ -22,7 +22,7 @@ import oncely
 from oncely.core.errors import BusyError, ConfigError, MessageError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.middleware import (
     CallNext,
     Idempotent,

@@ -21,14 +21,14 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.logs import of_event
 from tests.records import granted
 
-from oncely.async_ledger import AsyncLedger
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import ConfigError, InDoubtError, MessageError, MismatchError
 from oncely.core.fingerprint import content_of
 from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy, at_most_once
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.async_ledger import AsyncLedger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
 from oncely.middleware import Idempotent
 from oncely.once import once

@@ -29,7 +29,7 @@ from oncely.core.errors import (
 )
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.once import once
 from oncely.testing import ManualClock
 

@@ -16,7 +16,7 @@ from oncely.core.errors import BusyError, InDoubtError, MessageError, StoreUnava
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.metrics import Metrics
 from oncely.once import once
 from oncely.testing import ManualClock

@@ -8,7 +8,7 @@ from tests.records import granted
 from oncely import ops
 from oncely.core.errors import ConfigError
 from oncely.core.record import Claim, Key, Record, State
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.testing import ManualClock
 
 DAY_S = 86_400.0

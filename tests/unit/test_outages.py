@@ -18,7 +18,7 @@ from oncely.consumer import Consumer
 from oncely.core import turn
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.once import once
 from oncely.outbox import Relay
 

@@ -23,7 +23,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.waiting import OUTBOX, WaitingMessage, deferred_id
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.outbox import Relay, RelayReport
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock

@@ -9,7 +9,7 @@ from tests.unit.conftest import Sql
 
 from oncely.core.commands import Busy, Granted
 from oncely.core.record import Key
-from oncely.ledger import open_ledger
+from oncely.ledger.ledger import open_ledger
 
 KEYS = [Key("billing", message_id) for message_id in ("1", "2", "3")]
 

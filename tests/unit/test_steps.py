@@ -12,7 +12,7 @@ from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.core.verdicts import DeadLetter
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.testing import ManualClock

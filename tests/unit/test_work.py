@@ -16,7 +16,7 @@ from oncely.core.errors import ConfigError, FencedError, MessageError, StoreUnav
 from oncely.core.message import Message, current
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Key, State
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.lifecycle.work import claimed
 from oncely.once import once
 from oncely.testing import ManualClock, at_once

@@ -11,8 +11,8 @@ from oncely.core.errors import ConfigError, OncelyError, StoreError
 from oncely.core.record import Key, Record, State
 from oncely.core.turn import Turn, after_refusal
 from oncely.core.verdicts import Ack, Delay, Verdict
-from oncely.engine.driver import run_inline
-from oncely.ledger import Ledger
+from oncely.ledger.driver import run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.lifecycle.failures import log_failure
 from oncely.lifecycle.lifecycle import Lifecycle

@@ -19,7 +19,7 @@ from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Delay
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.wrapping import ended, is_async, name_of

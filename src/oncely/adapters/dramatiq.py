@@ -18,7 +18,7 @@ from oncely.core.ids import Id, id_of_key
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult
 from oncely.lifecycle.wrapping import Run, is_async, name_of, wrapped

@@ -22,7 +22,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult
 from oncely.lifecycle.wrapping import is_async, name_of

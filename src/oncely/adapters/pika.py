@@ -15,7 +15,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Ack, DeadLetter, Delay, Verdict
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_function, ended, is_async, name_of
 from oncely.once import check_transaction

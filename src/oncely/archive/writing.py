@@ -29,7 +29,7 @@ from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.record import Key, Record
 from oncely.core.rules import PURGEABLE
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Note, audited
 
 _log = EventLog(__name__)

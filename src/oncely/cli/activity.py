@@ -10,7 +10,7 @@ from oncely.cli.terminal import put_json
 from oncely.core.shown import moment, span
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 
 @options.command("activity", "oncely activity --json")

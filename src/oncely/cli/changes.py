@@ -16,7 +16,7 @@ from oncely.core.state_words import RESETTABLE, STATES
 
 if TYPE_CHECKING:
     from oncely.core.record import Record
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 _NAMED = 3
 

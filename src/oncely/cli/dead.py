@@ -38,7 +38,7 @@ from oncely.core.shown import moment
 if TYPE_CHECKING:
     from oncely.core.message import Message
     from oncely.core.waiting import DeadLetter
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 _SHOWN = 2_000
 """Characters of a body."""

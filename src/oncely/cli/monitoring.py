@@ -16,7 +16,7 @@ from oncely._util.signals import is_process_stopping
 from oncely.cli.options import Running
 from oncely.consuming.health import Health
 from oncely.core.errors import ConfigError, OncelyError, describe
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

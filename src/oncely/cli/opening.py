@@ -11,7 +11,7 @@ from oncely.cli.options import LedgerName
 from oncely.core.errors import ConfigError, ContentionError, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
     from oncely.transports.transport import Transport
 
 
@@ -84,7 +84,7 @@ def _located(at: LedgerName) -> tuple[str, Path | None]:
 
 @contextmanager
 def _open(url: str, at: LedgerName) -> Iterator["Ledger"]:
-    from oncely.ledger import open_ledger
+    from oncely.ledger.ledger import open_ledger
     from oncely.locations import hidden
 
     with hidden(url, at.url or url):

@@ -14,7 +14,7 @@ from oncely.core.errors import mask_passwords
 from oncely.core.shown import span
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 
 @click.group("outbox", cls=options.Commands, no_args_is_help=False)

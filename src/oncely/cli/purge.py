@@ -12,7 +12,7 @@ from oncely.cli.tables import consumers_table, put
 from oncely.cli.terminal import put_json, tell_audit
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 
 @options.command("purge", "oncely purge --older-than 30d --retention billing=90d")

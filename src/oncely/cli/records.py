@@ -29,7 +29,7 @@ from oncely.core.shown import moment, shown
 from oncely.core.state_words import IN_DOUBT, STATES
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 _NAMED = 5
 

@@ -14,7 +14,7 @@ from oncely.cli.terminal import say, tell_audit
 from oncely.core.shown import span
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
     from oncely.outbox import Relay, RelayReport
 
 _log = EventLog(__name__)

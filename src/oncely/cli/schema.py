@@ -13,7 +13,7 @@ from oncely.core.shown import shown
 from oncely.stores.names import Program
 
 if TYPE_CHECKING:
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
 
 
 @options.command("migrate", "oncely migrate --ledger sqlite:///ledger.db")

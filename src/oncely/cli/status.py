@@ -17,7 +17,7 @@ from oncely.core.state_words import IN_DOUBT
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely.ledger import Ledger
+    from oncely.ledger.ledger import Ledger
     from oncely.stores.store import Backlog
 
 _COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]

@@ -10,7 +10,7 @@ from oncely.core.errors import StoreDenied, StoreError
 from oncely.core.turn import AFTER_DOUBT, BEHIND
 from oncely.core.verdicts import Delay
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.mailbox import LedgerMailbox
+from oncely.ledger.mailbox import LedgerMailbox
 from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.taken import settle_taken
 from oncely.transports.transport import Delivery

@@ -12,7 +12,7 @@ from oncely.consuming.turn import DeliveryTurn, current_turn
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, Processing, entered
 from oncely.core.turn import Progress, TurnState, Untracked
-from oncely.engine.driver import Driver
+from oncely.ledger.driver import Driver
 from oncely.lifecycle.handler_context import UntrackedContext, context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.transacting import run, run_async, run_together

@@ -9,7 +9,7 @@ from oncely._util.outage import Outage
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX
-from oncely.engine.mailbox import LedgerMailbox
+from oncely.ledger.mailbox import LedgerMailbox
 from oncely.outbox import Relay
 
 _log = EventLog(__name__)

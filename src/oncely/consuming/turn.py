@@ -8,7 +8,7 @@ from oncely.core.message import Message
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Verdict
 from oncely.core.waiting import QueuedRow, WaitingMessage
-from oncely.engine.driver import Driver
+from oncely.ledger.driver import Driver
 from oncely.transports.transport import Delivery
 
 

@@ -12,7 +12,7 @@ from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message, check_message
 from oncely.core.verdicts import DeadLetter
-from oncely.engine.driver import run_inline
+from oncely.ledger.driver import run_inline
 from oncely.lifecycle.claim_keeper import AWAY, PAUSE_S
 from oncely.lifecycle.lifecycle import Lifecycle
 

@@ -6,14 +6,14 @@ from contextlib import suppress
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.async_ledger import running_loop
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
 from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import RequestWork
-from oncely.ledger import Ledger
+from oncely.ledger.async_ledger import running_loop
+from oncely.ledger.ledger import Ledger
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]

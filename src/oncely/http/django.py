@@ -19,7 +19,6 @@ from django.http import HttpResponse, StreamingHttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from oncely.core.errors import ConfigError
-from oncely.engine.driver import run_inline
 from oncely.http.answers import HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests
@@ -27,7 +26,8 @@ from oncely.http.passing import Passing, passing
 from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState, answer_of
 from oncely.http.request_work import ErrorAnswer, RequestWork
-from oncely.ledger import Ledger, open_ledger
+from oncely.ledger.driver import run_inline
+from oncely.ledger.ledger import Ledger, open_ledger
 
 _ERROR = "oncely.error"
 """The key in a request's META for the error that its view has raised."""

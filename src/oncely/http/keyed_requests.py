@@ -23,7 +23,6 @@ from oncely.core.policy import Policy
 from oncely.core.sizes import Size, bytes_in
 from oncely.core.turn import Turn
 from oncely.core.waiting import digest
-from oncely.engine.driver import Driver, SyncDriver, run_inline
 from oncely.http import problems
 from oncely.http.answers import NEVER_REPLAYED, HttpAnswer, as_replay, to_replay
 from oncely.http.header_field import FIELD, read_key
@@ -31,7 +30,8 @@ from oncely.http.http_request import HttpRequest
 from oncely.http.problems import Errors, Problem, Refused, problem_json
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import LateError, RequestWork
-from oncely.ledger import Ledger
+from oncely.ledger.driver import Driver, SyncDriver, run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 

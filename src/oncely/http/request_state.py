@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from typing import Any, TypeVar
 
 from oncely.core.errors import MessageError
-from oncely.engine.driver import SyncDriver, run_inline
-from oncely.engine.transaction import AsyncInbox, AsyncInboxDriver, Inbox
 from oncely.http.answers import HttpAnswer
 from oncely.http.request_work import RequestWork
-from oncely.ledger import Ledger
+from oncely.ledger.driver import SyncDriver, run_inline
+from oncely.ledger.inbox import AsyncInbox, AsyncInboxDriver, Inbox
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 
 R = TypeVar("R")

@@ -23,10 +23,10 @@ from oncely.core.errors import (
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import is_newest
 from oncely.core.turn import WITHDRAWN, Turn
-from oncely.engine.driver import Driver
 from oncely.http import problems
 from oncely.http.answers import HttpAnswer, to_keep
 from oncely.http.problems import Problem
+from oncely.ledger.driver import Driver
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import Work

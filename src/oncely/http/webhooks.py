@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
-from oncely.async_ledger import running_loop
 from oncely.core.commands import ClaimOutcome, Duplicate, Granted
 from oncely.core.durations import Duration, positive_seconds
 from oncely.core.errors import ConfigError, MessageError, StoreError
@@ -26,7 +25,8 @@ from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
 from oncely.http.problems import Refused
 from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
 from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
-from oncely.ledger import Ledger, checked_ledger
+from oncely.ledger.async_ledger import running_loop
+from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.lifecycle.retention import StoredRetention
 
 _log = EventLog(__name__)

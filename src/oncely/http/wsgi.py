@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from oncely._util import clock
-from oncely.engine.driver import run_inline
 from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.keyed_requests import KeyedRequests, KeyOptions
@@ -16,7 +15,8 @@ from oncely.http.passing import Passing
 from oncely.http.problems import INCOMPLETE, LENGTH_REQUIRED, Refused
 from oncely.http.request_state import RequestState
 from oncely.http.request_work import RequestWork
-from oncely.ledger import Ledger
+from oncely.ledger.driver import run_inline
+from oncely.ledger.ledger import Ledger
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Callable[[bytes], object]]

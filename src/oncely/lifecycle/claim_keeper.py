@@ -10,7 +10,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.core.record import Claim
-from oncely.engine.driver import Driver
+from oncely.ledger.driver import Driver
 from oncely.lifecycle.heartbeat import Heartbeat
 
 T = TypeVar("T")

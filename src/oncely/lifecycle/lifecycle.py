@@ -12,7 +12,6 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely._util.signals import is_process_stopping
-from oncely.async_ledger import AsyncDriver
 from oncely.core.commands import (
     Ask,
     ClaimOutcome,
@@ -49,12 +48,13 @@ from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
 from oncely.core.verdicts import Delay, End, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.asking import ask_again, ask_for
-from oncely.engine.driver import Driver, SyncDriver
-from oncely.engine.mailbox import Mailbox
-from oncely.engine.probing import asked_probe
-from oncely.engine.request import Write, renewed
-from oncely.ledger import Ledger, checked_ledger
+from oncely.ledger.asking import ask_again, ask_for
+from oncely.ledger.async_ledger import AsyncDriver
+from oncely.ledger.driver import Driver, SyncDriver
+from oncely.ledger.ledger import Ledger, checked_ledger
+from oncely.ledger.mailbox import Mailbox
+from oncely.ledger.probing import asked_probe
+from oncely.ledger.writes import Write, renewed
 from oncely.lifecycle.claim_keeper import AWAY, ClaimKeeper, store_outage
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.results import (

@@ -4,7 +4,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.durations import Duration
 from oncely.core.errors import StoreError
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 _log = EventLog(__name__)
 

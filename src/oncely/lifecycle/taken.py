@@ -6,7 +6,7 @@ from oncely.core.errors import WaitingError
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Ack, Delay, End, Requeue
 from oncely.core.waiting import WaitingMessage, retry_name
-from oncely.engine.mailbox import LedgerMailbox
+from oncely.ledger.mailbox import LedgerMailbox
 from oncely.stores.store import PutBack
 
 

@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeVar
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.pauses import pause_s
-from oncely.async_ledger import running_loop
 from oncely.core.errors import EndedError, StoreUnavailable
 from oncely.core.record import Claim
 from oncely.core.rules import is_newest
 from oncely.core.turn import Progress, Turn, after_end
-from oncely.engine.driver import Driver, SyncDriver, run_inline
-from oncely.engine.transaction import AsyncInboxDriver, Inbox
-from oncely.ledger import Ledger
+from oncely.ledger.async_ledger import running_loop
+from oncely.ledger.driver import Driver, SyncDriver, run_inline
+from oncely.ledger.inbox import AsyncInboxDriver, Inbox
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import JoinedWork
 

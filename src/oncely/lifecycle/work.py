@@ -13,8 +13,8 @@ from oncely.core.message import Message, Processing, entered
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.core.turn import Turn, TurnState
-from oncely.engine.driver import Driver, run_inline
-from oncely.ledger import Ledger
+from oncely.ledger.driver import Driver, run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult

@@ -7,7 +7,7 @@ from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.middleware.chain import BothWays, CallNext

@@ -10,8 +10,8 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any
 
-from oncely.async_ledger import running_loop
 from oncely.core.message import Message
+from oncely.ledger.async_ledger import running_loop
 
 _Outcome = tuple[Any, BaseException | None]
 """A result or an error. Not as a future: a future changes some errors."""

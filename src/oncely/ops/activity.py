@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from oncely.core.activity import PERIOD_S, Activity, Worker, quantile_s
 from oncely.core.errors import ConfigError
-from oncely.engine.recording import BEAT_S
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.recorder import BEAT_S
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 _LATE_BEATS = 3

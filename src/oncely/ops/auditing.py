@@ -10,7 +10,7 @@ from oncely.core.activity import AuditEntry
 from oncely.core.errors import ConfigError, RefusedError, StoreError, describe
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.record import Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 _log = EventLog(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
 from oncely.core.record import Key, Record, check_keys
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Note, Noted, about, audited, change_each
 
 _log = EventLog(__name__)

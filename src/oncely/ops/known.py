@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.core.waiting import consumer_of
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.store import Tally
 
 _NOWHERE = (

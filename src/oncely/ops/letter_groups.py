@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from oncely.core.errors import RefusedError, mask_passwords
 from oncely.core.waiting import DeadLetter, digest
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.found import first
 from oncely.ops.letters import every_dead_letter
 

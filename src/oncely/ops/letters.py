@@ -18,7 +18,7 @@ from oncely.core.errors import (
 )
 from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Note, Noted, about, audited, change_each
 from oncely.ops.found import first
 from oncely.ops.known import check_known_at_all, check_waits

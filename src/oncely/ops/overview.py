@@ -7,7 +7,7 @@ from typing import Any
 
 from oncely.core.shown import span
 from oncely.core.state_words import IN_DOUBT
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.records import Selection, select
 from oncely.ops.status import Status, status
 from oncely.ops.upkeep import problems

@@ -11,8 +11,8 @@ from oncely.core.policy import Finding, Probe
 from oncely.core.record import Record
 from oncely.core.rules import Standing, standing
 from oncely.core.shown import span
-from oncely.engine.probing import ProbeAnswer, probe_answer
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.probing import ProbeAnswer, probe_answer
 from oncely.ops.auditing import Note, audited
 from oncely.ops.decisions import Changed, happened, not_happened
 

@@ -10,7 +10,7 @@ from oncely.core.record import Key, Record
 from oncely.core.rules import Standing, standing
 from oncely.core.state_words import EXHAUSTED, IN_DOUBT, STATES, state_word
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.found import first
 from oncely.ops.known import check_known
 from oncely.ops.letters import letter_as_dict

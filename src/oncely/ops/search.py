@@ -8,7 +8,7 @@ from oncely._util import clock
 from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id, check_text
 from oncely.core.record import Key, Record
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.known import check_known
 from oncely.ops.records import Selection, queries
 from oncely.stores.store import Look

@@ -12,7 +12,7 @@ from oncely._util.event_log import EventLog
 from oncely.core.errors import mask_passwords
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX, WaitingMessage, queue_named
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import AuditCounts, Note, about, audited
 from oncely.ops.found import FoundMessages, first
 from oncely.ops.known import check_waits

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from oncely.core.record import State
 from oncely.core.waiting import OUTBOX, consumer_of, name_of_queue
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.known import EXACT
 from oncely.stores.store import Backlog, Tally
 

@@ -11,7 +11,7 @@ from oncely.core.record import Key, Record
 from oncely.core.shown import moment
 from oncely.core.state_words import EXHAUSTED
 from oncely.core.waiting import OUTBOX
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.letters import LETTERS_DISCARDED
 from oncely.ops.records import word_for
 

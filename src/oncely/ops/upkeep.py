@@ -11,8 +11,8 @@ from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key
-from oncely.engine.recording import SET_BACK
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.recorder import SET_BACK
 from oncely.ops.activity import DAY_S, workers
 from oncely.ops.auditing import Note, audited
 from oncely.ops.known import check_known, consumers

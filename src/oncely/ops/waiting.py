@@ -6,7 +6,7 @@ from typing import Any, Unpack
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, consumer_of, retries_of
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Noted
 from oncely.ops.decisions import Changed, change_keys
 from oncely.ops.found import FoundMessages, first

@@ -9,7 +9,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.activity import Activity, Run
 from oncely.core.errors import OncelyError, describe
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.locations import LedgerAddress
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.sink.counts import Counts

@@ -23,7 +23,7 @@ from oncely.core.errors import (
     mask_passwords,
 )
 from oncely.core.policy import Probe
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.web.csrf import FormTokens
 from oncely.web.gate import Gate
 from oncely.web.pages import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from oncely import ops
 from oncely.core.durations import seconds
 from oncely.core.shown import span
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.ops import Snag
 from oncely.web.marks import record_mark, waiting_mark
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from oncely import ops
 from oncely.core.errors import ConfigError
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.web import contents
 from oncely.web.contents import LIMIT, Contents
 from oncely.web.rendering import STATIC, render

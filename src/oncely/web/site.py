@@ -11,7 +11,7 @@ from starlette.responses import Response
 from oncely import ops
 from oncely.core.message import Message
 from oncely.core.policy import Probe
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.web.csrf import FormTokens
 from oncely.web.proxies import TrustedProxies
 from oncely.web.users import Auth

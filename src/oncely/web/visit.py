@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from oncely.core.errors import ConfigError
 from oncely.core.ids import check_text
 from oncely.core.shown import shown
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.web.contents import LIMIT
 from oncely.web.csrf import COOKIE
 from oncely.web.rendering import render

@@ -26,7 +26,7 @@ from tests.http.drivers import (
 
 from oncely.core.record import Key, State
 from oncely.http import IdempotencyKey
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 Guard = Callable[..., Any]
 

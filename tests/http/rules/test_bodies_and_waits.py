@@ -28,7 +28,7 @@ from oncely.core.json_equality import equal_json
 from oncely.core.policy import Policy
 from oncely.core.record import State
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey, http_request
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 
 KEYED: Fields = [("Idempotency-Key", "k")]

@@ -8,7 +8,7 @@ import pytest
 from tests.http.drivers import Drive, Fields, Shop, asgi_client
 
 from oncely.http import HttpAnswer, IdempotencyKey
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 ANNA: Fields = [("Authorization", "Bearer secret-of-anna")]
 BEN: Fields = [("Authorization", "Bearer secret-of-ben")]

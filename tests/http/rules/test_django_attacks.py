@@ -22,7 +22,7 @@ from tests.http.drivers import (
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.http import IdempotencyKey
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 DjangoSite = Callable[..., Site]
 

@@ -13,7 +13,7 @@ from tests.http.drivers import Asked, Drive, Fields, Reply, Shop
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.http import HttpAnswer
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.testing import ManualClock
 
 DOCS = "https://api.example.com/docs/idempotency"

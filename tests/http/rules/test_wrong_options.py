@@ -8,7 +8,7 @@ from tests.http.drivers import asgi_client, django_client, wsgi_client
 
 from oncely.core.errors import ConfigError
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 WRONG: list[tuple[str, Any, str]] = [
     ("consumer", 5, 'consumer is not a string; write consumer="billing"'),

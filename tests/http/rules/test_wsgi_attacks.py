@@ -20,7 +20,7 @@ from tests.http.drivers import (
 
 from oncely.core.record import State
 from oncely.http import WsgiIdempotencyKey
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 
 App = Callable[[Any, Any], Iterable[bytes]]
 

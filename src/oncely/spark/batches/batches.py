@@ -26,8 +26,8 @@ from oncely.core.record import Claim, Key, Record, State
 from oncely.core.turn import Turn, recorded
 from oncely.core.verdicts import Counted, End
 from oncely.core.waiting import retries_of
-from oncely.engine.driver import run_inline
-from oncely.engine.probing import asked_probe
+from oncely.ledger.driver import run_inline
+from oncely.ledger.probing import asked_probe
 from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called

@@ -17,7 +17,7 @@ from oncely._util import clock
 from oncely._util.crash_points import reached
 from oncely.core.commands import Busy, Granted, Outcome, TooOld
 from oncely.core.record import Key
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.spark.batches.staging import Staging
 from oncely.spark.modes.steady import patiently
 from oncely.spark.modes.tally import MISMATCH, RunTally

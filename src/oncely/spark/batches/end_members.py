@@ -13,8 +13,8 @@ from pyarrow import RecordBatch
 from oncely.core.control import Unrecoverable
 from oncely.core.record import Key
 from oncely.core.turn import Turn
-from oncely.engine.driver import run_inline
-from oncely.ledger import Ledger
+from oncely.ledger.driver import run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.spark.modes.steady import patiently

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import OncelyError
 from oncely.core.record import birth_of
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.spark.batches.claim_members import ClaimTask
 from oncely.spark.batches.end_members import doubt_members, end_members
 from oncely.spark.batches.staging import Staging

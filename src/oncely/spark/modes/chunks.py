@@ -24,8 +24,8 @@ from oncely.core.record import birth_of
 from oncely.core.turn import TurnState
 from oncely.core.verdicts import Counted, Delay, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.driver import run_inline
-from oncely.ledger import Ledger
+from oncely.ledger.driver import run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from oncely.core.durations import Duration
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.mailbox import LedgerMailbox
+from oncely.ledger.mailbox import LedgerMailbox
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.spark.sink.message_rows import Row
 from oncely.stores.store import PutBack

@@ -12,7 +12,7 @@ from functools import cached_property
 from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
 from oncely.core.errors import HandlerDied
 from oncely.core.turn import fails_by_death
-from oncely.engine.driver import run_inline
+from oncely.ledger.driver import run_inline
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn

@@ -10,7 +10,7 @@ from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
 from oncely.core.message import Message, entered
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Counted, DeadLetter, Ending
-from oncely.engine.driver import Driver
+from oncely.ledger.driver import Driver
 from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.handler_context import context_of
 from oncely.spark.sink.message_rows import Row

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pyspark.sql.types import StructType
 
 from oncely.core.errors import ConfigError, StoreUnavailable, describe
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.spark.ledgers import url_here
 from oncely.spark.modes.target_table import Kind, TargetTable, open_target, shared_engine
 from oncely.spark.option_values import unknown

@@ -22,8 +22,8 @@ from oncely.core.control import Reject
 from oncely.core.errors import MessageError, StoreUnavailable
 from oncely.core.ids import are_plain_ids, check_id
 from oncely.core.record import Key
-from oncely.engine.transaction import Inbox
-from oncely.ledger import Ledger
+from oncely.ledger.inbox import Inbox
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import PAUSE_S, store_outage
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING

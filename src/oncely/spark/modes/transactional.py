@@ -13,8 +13,8 @@ from typing import Any
 from oncely.core.commands import Busy
 from oncely.core.errors import HandlerDied
 from oncely.core.message import Message
-from oncely.engine.driver import Driver, run_inline
-from oncely.ledger import Ledger
+from oncely.ledger.driver import Driver, run_inline
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.transacting import TransactionSource, run, run_together
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask

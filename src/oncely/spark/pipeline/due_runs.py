@@ -7,7 +7,7 @@ from contextlib import suppress
 from pyspark.sql import SparkSession
 
 from oncely.core.waiting import retries_of
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.spark.session import make_active
 from oncely.spark.sink.spreading import slots

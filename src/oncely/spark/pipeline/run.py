@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from oncely._util.signals import told_to_stop
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.locations import open_named_ledger
 from oncely.spark.failures import as_own, cause_of
 from oncely.spark.ledgers import check_master

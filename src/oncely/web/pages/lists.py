@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from oncely import ops
 from oncely.core.errors import ConfigError
-from oncely.ledger import Ledger
+from oncely.ledger.ledger import Ledger
 from oncely.web import contents
 from oncely.web.contents import LIMIT, Contents
 from oncely.web.decisions import RECORDS, UNSENT, WAITING, OperatorDecision

@@ -35,7 +35,7 @@ from oncely.core.commands import (
 )
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key, State
-from oncely.engine.settle import LedgerObserver
+from oncely.ledger.settle import LedgerObserver
 from oncely.stores.store import Store
 
 _log = EventLog(__name__)

@@ -29,8 +29,8 @@ from oncely.core.waiting import (
     retries_of,
     retry_name,
 )
-from oncely.engine.asking import to_ask
-from oncely.engine.calls import LedgerCalls, keep_anew
+from oncely.ledger.asking import to_ask
+from oncely.ledger.ledger_calls import LedgerCalls, keep_anew
 from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
 _PAGE = 100

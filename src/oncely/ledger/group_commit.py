@@ -6,7 +6,7 @@ batch as soon as there is room. The calls of tasks always go to a worker.
 
 A signal handler or a finalizer interrupts a caller anywhere, may itself call, and may raise. So no
 caller takes a lock, and what others depend on is one method of C, carried out wholly or not at all:
-of a set, a SimpleQueue or a Lock; but of nothing else in `threading`, which is written in Python.
+of a set, a dict, a SimpleQueue or a Lock; but of nothing else in `threading`, which is Python.
 """
 
 import atexit
@@ -23,8 +23,8 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely.core.commands import Command, Outcome
 from oncely.core.errors import StoreError
-from oncely.engine.request import to_give_back
-from oncely.engine.settle import Settler
+from oncely.ledger.settle import Settler
+from oncely.ledger.writes import to_give_back
 
 _log = EventLog(__name__)
 
@@ -74,7 +74,7 @@ class GroupCommit:
         self._in_flight: set[object] = set()
         """A worker for its batch; something else for each caller that carries out its own call."""
         self._stalled: set[object] = set()
-        self._workers: set[threading.Thread] = set()
+        self._workers: dict[threading.Thread, None] = {}
         self._turn = threading.Lock()
         """Held by the worker that waits for calls and for room; the other idle ones wait for it."""
         self._waiting: set[object] = set()
@@ -117,15 +117,15 @@ class GroupCommit:
     def put(self, call: Call | None) -> None:
         """Let a worker carry it out."""
         self._queue.put(call)
-        if not self._workers <= self._in_flight or len(self._workers) > MOST_BATCHES:
+        if not self._workers.keys() <= self._in_flight or len(self._workers) > MOST_BATCHES:
             return
         worker = threading.Thread(target=self._work, name="oncely-batches", daemon=True)
         try:
-            self._workers.add(worker)
+            self._workers[worker] = None
             # In a thread of its own, since `start` waits for the worker, with a lock of Python.
             start_new_thread(self._start, (worker,))
         except BaseException as error:
-            self._workers.discard(worker)
+            self._workers.pop(worker, None)
             if not isinstance(error, RuntimeError):
                 raise
             self._break_off(error)
@@ -134,7 +134,7 @@ class GroupCommit:
         try:
             worker.start()
         except RuntimeError as error:
-            self._workers.discard(worker)
+            self._workers.pop(worker, None)
             self._break_off(error)
 
     def _break_off(self, error: RuntimeError) -> None:
@@ -171,14 +171,14 @@ class GroupCommit:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        self._workers.add(me)
+        self._workers[me] = None
         try:
             while self._carry_out_next(me):
                 pass
         finally:
             self._waiting.discard(me)
             self._in_flight.discard(me)
-            self._workers.discard(me)
+            self._workers.pop(me, None)
             if not self._queue.empty():  # Whoever put that may have counted on this worker.
                 self.put(None)
 

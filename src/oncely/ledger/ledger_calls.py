@@ -24,8 +24,9 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.waiting import OUTBOX, WaitingMessage, retry_name
-from oncely.engine.asking import Metadata, to_ask, to_claim
-from oncely.engine.request import (
+from oncely.ledger.asking import Metadata, to_ask, to_claim
+from oncely.ledger.settle import Settler
+from oncely.ledger.writes import (
     Write,
     json_value,
     raise_if_fenced,
@@ -33,7 +34,6 @@ from oncely.engine.request import (
     renewed,
     to_extend,
 )
-from oncely.engine.settle import Settler
 from oncely.stores.store import Transaction
 
 T = TypeVar("T")

@@ -11,12 +11,12 @@ from oncely._util import clock
 from oncely.core.commands import ClaimOutcome, Command, Outcome
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
-from oncely.engine.async_calls import AsyncCalls, awaited
-from oncely.engine.driver import Driver, SyncDriver
-from oncely.engine.mailbox import LedgerMailbox
-from oncely.engine.task_calls import settled, settled_to_the_end, until_done
-from oncely.engine.transaction import JoinedTransaction
-from oncely.ledger import Ledger
+from oncely.ledger.async_calls import AsyncCalls, awaited
+from oncely.ledger.driver import Driver, SyncDriver
+from oncely.ledger.inbox import JoinedTransaction
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.mailbox import LedgerMailbox
+from oncely.ledger.task_calls import settled, settled_to_the_end, until_done
 from oncely.stores.store import KeyRange, Wanted
 
 T = TypeVar("T")

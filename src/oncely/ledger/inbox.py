@@ -22,13 +22,13 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import first_completion, spared_s
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.asking import to_ask
-from oncely.engine.async_calls import AsyncCalls, awaited
-from oncely.engine.calls import LedgerCalls
-from oncely.engine.driver import Driver
-from oncely.engine.mailbox import Mailbox
-from oncely.engine.request import sent_message
-from oncely.engine.settle import Beliefs, SettleObserver, Settler
+from oncely.ledger.asking import to_ask
+from oncely.ledger.async_calls import AsyncCalls, awaited
+from oncely.ledger.driver import Driver
+from oncely.ledger.ledger_calls import LedgerCalls
+from oncely.ledger.mailbox import Mailbox
+from oncely.ledger.settle import Beliefs, SettleObserver, Settler
+from oncely.ledger.writes import sent_message
 from oncely.stores.store import CallersTransaction, Store, Transaction
 
 T = TypeVar("T")

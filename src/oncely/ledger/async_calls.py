@@ -22,10 +22,10 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage
-from oncely.engine.asking import to_ask
-from oncely.engine.calls import LedgerCalls
-from oncely.engine.mailbox import Mailbox
-from oncely.engine.request import json_value, raise_if_fenced, renewed
+from oncely.ledger.asking import to_ask
+from oncely.ledger.ledger_calls import LedgerCalls
+from oncely.ledger.mailbox import Mailbox
+from oncely.ledger.writes import json_value, raise_if_fenced, renewed
 
 T = TypeVar("T")
 P = ParamSpec("P")

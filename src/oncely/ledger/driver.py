@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from oncely._util import clock
 from oncely.core.commands import Command, Outcome
-from oncely.engine.calls import LedgerCalls
+from oncely.ledger.ledger_calls import LedgerCalls
 
 T = TypeVar("T")
 

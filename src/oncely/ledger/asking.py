@@ -16,7 +16,7 @@ from oncely.core.ids import check_fingerprint
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import BIRTH_BITS, Key, Record, birth_of, check_key, check_keys
 from oncely.core.turn import Turn
-from oncely.engine.request import json_value
+from oncely.ledger.writes import json_value
 
 T = TypeVar("T")
 _ASK = partial(tuple.__new__, Ask)
