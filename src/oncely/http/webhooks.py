@@ -21,8 +21,8 @@ from oncely.core.record import Key
 from oncely.core.refusals import refusal
 from oncely.core.sizes import Size, bytes_in
 from oncely.core.waiting import queue_named
-from oncely.http.answers import HttpAnswer
-from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
+from oncely.http.answers import HttpAnswer, as_text
+from oncely.http.asgi import Receive, Scope, Send, send_whole
 from oncely.http.problems import Refused
 from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
 from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
@@ -94,7 +94,7 @@ class Webhook:
         """Handle one ASGI request."""
         if scope["type"] != "http":
             raise RuntimeError(f"webhook: it takes requests of HTTP, not of {scope['type']}")
-        headers = _by_name(fields_of(scope["headers"]))
+        headers = _by_name(as_text(scope["headers"]))
         body, more = bytearray(), True
         while more and len(body) <= self._max_body:
             event = await receive()
