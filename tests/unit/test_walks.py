@@ -23,7 +23,7 @@ BUDGETS = {
     "once": Walk(310, 203, 35, 31, 10),
     "consumer, memory": Walk(580, 289, 48, 28, 0),
     "consumer, SQLite": Walk(695, 323, 56, 30, 10),
-    "http": Walk(447, 272, 41, 41, 10),
+    "http": Walk(412, 252, 40, 35, 10),
     "spark, memory, 1": Walk(504, 300, 52, 57, 0),
     "spark, SQLite, 1": Walk(626, 341, 60, 63, 14),
     "spark, memory, 1000": Walk(99_700, 328, 53, 11_133, 0),

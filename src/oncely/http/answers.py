@@ -82,6 +82,15 @@ def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
+def by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Header fields by their names, in lower case; those of one name joined by commas."""
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        lower = name.lower()
+        joined[lower] = f"{joined[lower]}, {value}" if lower in joined else value
+    return joined
+
+
 def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]:
     """A response as JSON, without the fields that are not replayed."""
     kept: dict[str, Any] = {

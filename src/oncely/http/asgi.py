@@ -40,7 +40,7 @@ class IdempotencyKey:
 
     def __init__(self, app: AsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
         self._app = app
-        self._requests = KeyedRequests(ledger, options)
+        self._requests = KeyedRequests(ledger, options, is_async=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; pass on other ASGI events."""
@@ -67,11 +67,11 @@ class IdempotencyKey:
         self, scope: Scope, receive: Receive
     ) -> tuple[RequestState, RequestBody | None]:
         """A request, and its body where it has a key. Raises Refused where it may not run."""
-        requests, driver = self._requests, self._requests.lifecycle.async_driver
-        fields = as_text(scope["headers"])
+        requests, fields = self._requests, as_text(scope["headers"])
         key = requests.key_in(scope["method"], fields)
         if key is None:
-            return RequestState(requests, driver), None
+            return RequestState(requests), None
+        running_loop()  # Raises before a body is there that nobody closes.
         body = requests.body(dict(scope["headers"]).get(b"content-length", b"").decode("latin-1"))
         try:
             await read_body(receive, body.write)
@@ -79,9 +79,9 @@ class IdempotencyKey:
             request = _request(scope, fields, body)
             if requests.asks or body.length > _QUICK:
                 # A user's function may wait, and a mebibyte of JSON takes half a second.
-                state = await asyncio.to_thread(RequestState, requests, driver, key, request)
+                state = await asyncio.to_thread(RequestState, requests, key, request)
             else:
-                state = RequestState(requests, driver, key, request)
+                state = RequestState(requests, key, request)
         except BaseException:
             body.close()
             raise

@@ -45,8 +45,8 @@ class DjangoIdempotencyKey:
     def __init__(self, get_response: Callable[[DjangoRequest], Any]) -> None:
         self._get_response = get_response
         ledger, options = _configured()
-        self._requests = KeyedRequests(ledger, options)
         self._is_async = inspect.iscoroutinefunction(get_response)
+        self._requests = KeyedRequests(ledger, options, is_async=self._is_async)
         if self._is_async:
             markcoroutinefunction(self)
 
@@ -72,12 +72,11 @@ class DjangoIdempotencyKey:
 
     def _received(self, request: DjangoRequest) -> RequestState:
         """A request, whose body is read where it has a key. Raises Refused where it may not run."""
-        requests, lifecycle = self._requests, self._requests.lifecycle
-        driver = lifecycle.async_driver if self._is_async else lifecycle.sync_driver
-        method, fields = request.method or "", [*request.headers.items()]
+        requests, method = self._requests, request.method or ""
+        fields = [*request.headers.items()]
         key = requests.key_in(method, fields)
         if key is None:
-            return RequestState(requests, driver)
+            return RequestState(requests)
         body = requests.body(request.META.get("CONTENT_LENGTH"))
         # Django may read it after this.
         finalize(request, body.close)
@@ -92,7 +91,7 @@ class DjangoIdempotencyKey:
             native=request,
             look_up=partial(getattr, request),
         )
-        state = RequestState(requests, driver, key, asked)
+        state = RequestState(requests, key, asked)
         body.file.seek(0)
         return state
 

@@ -60,7 +60,7 @@ class KeyedRequests:
     `options` are those of `KeyOptions`. Raises ConfigError for wrong ones.
     """
 
-    def __init__(self, ledger: Ledger, options: Mapping[str, Any]) -> None:
+    def __init__(self, ledger: Ledger, options: Mapping[str, Any], *, is_async: bool) -> None:
         check_names(options)
         policy = options.get("policy", Policy())
         is_default = getattr(policy, "lease", None) == Policy().lease
@@ -72,7 +72,9 @@ class KeyedRequests:
             keep_result=True,
             is_called=True,
         )
-        ledger.recorder.works_as("http", self.lifecycle.consumer)
+        lifecycle = self.lifecycle
+        self.driver: Driver = lifecycle.async_driver if is_async else lifecycle.sync_driver
+        ledger.recorder.works_as("http", lifecycle.consumer)
         self.outage = Outage(
             _log,
             "request_refused",

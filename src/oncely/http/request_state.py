@@ -21,7 +21,7 @@ from oncely.core.turn import WITHDRAWN, Turn
 from oncely.engine.driver import Driver, SyncDriver, run_inline
 from oncely.engine.transaction import AsyncInbox, AsyncInboxDriver, Inbox
 from oncely.http import problems
-from oncely.http.answers import EVENT_STREAM, STREAMED, HttpAnswer, answer_of, to_keep
+from oncely.http.answers import EVENT_STREAM, STREAMED, HttpAnswer, answer_of, by_name, to_keep
 from oncely.http.http_request import HttpRequest
 from oncely.http.keyed_requests import KeyedRequests, LateError
 from oncely.http.problems import Problem, problem_of
@@ -72,7 +72,6 @@ class RequestState(Work):
     def __init__(
         self,
         requests: KeyedRequests,
-        driver: Driver,
         key: str | None = None,
         request: HttpRequest | None = None,
     ) -> None:
@@ -80,7 +79,7 @@ class RequestState(Work):
         handled under the same consumer already.
         """
         turn = Turn(None) if key is None or request is None else requests.turn(key, request)
-        super().__init__(requests.lifecycle, turn, driver)
+        super().__init__(requests.lifecycle, turn, requests.driver)
         self.key = key
         self._requests = requests
         self._given: HttpAnswer | None = None
@@ -194,7 +193,7 @@ class RequestState(Work):
             return "it is larger than what is kept"
         if is_whole:
             return None
-        named = {name.lower(): value for name, value in fields}
+        named = by_name(fields)
         is_endless = named.get("content-type", "").startswith(EVENT_STREAM)
         return STREAMED if (is_endless or is_late) and "content-length" not in named else None
 
@@ -221,7 +220,7 @@ class RequestState(Work):
         if self.turn.claim is None or self._written is not _End.WRITTEN:
             return self._transactions > 0
         try:
-            return not await self._is_handled(cast(Driver, self._driver))
+            return not await self._is_handled(self._requests.driver)
         except AWAY:
             return False
 
@@ -350,7 +349,7 @@ class RequestState(Work):
         record = cast(Duplicate | Handled, self.turn.outcome).record
         kept = self.result
         if kept is None and record.is_handled:
-            driver = cast(Driver, self._driver)
+            driver = self._requests.driver
             kept = (await driver.run(driver.calls.steps, record.key)).get(_ANSWER)
         return self._requests.replayed(kept) or self._requests.told(_no_answer(kept, record))
 

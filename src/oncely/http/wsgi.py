@@ -37,7 +37,7 @@ class WsgiIdempotencyKey:
 
     def __init__(self, app: WsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
         self._app = app
-        self._requests = KeyedRequests(ledger, options)
+        self._requests = KeyedRequests(ledger, options, is_async=False)
         if "flask" in sys.modules:
             from flask import request_started
 
@@ -72,11 +72,10 @@ class WsgiIdempotencyKey:
         """A request, and its body where it has a key, which `stack` closes. Raises Refused where it
         may not run.
         """
-        requests, driver = self._requests, self._requests.lifecycle.sync_driver
-        fields = fields_in(environ)
+        requests, fields = self._requests, fields_in(environ)
         key = requests.key_in(environ["REQUEST_METHOD"], fields)
         if key is None:
-            return RequestState(requests, driver), None
+            return RequestState(requests), None
         body = requests.body(environ.get("CONTENT_LENGTH"))
         stack.callback(body.close)
         for piece in pieces_in(environ):
@@ -84,7 +83,7 @@ class WsgiIdempotencyKey:
         body.check_whole()
         if body.length and _hides_cuts(environ):
             raise Refused(LENGTH_REQUIRED)
-        state = RequestState(requests, driver, key, _request(environ, fields, body))
+        state = RequestState(requests, key, _request(environ, fields, body))
         body.file.seek(0)
         return state, body
 
