@@ -59,10 +59,7 @@ class _End(Enum):
 
 
 class RequestState(Work):
-    """A handler's view of its request; `key` is the client's, or None if the request has no key.
-
-    For the middleware it is the work on the request, to be `answered`.
-    """
+    """A handler's view of its request; `key` is the client's, or None if the request has no key."""
 
     why_passed: str | None = None
     """Why the response passes through, and is not kept; None if it is held back and kept."""
