@@ -3,7 +3,7 @@ from .asgi import IdempotencyKey
 from .calls import idempotency_headers, keyed
 from .django import DjangoIdempotencyKey
 from .http_request import HttpRequest
-from .keyed_requests import KeyOptions
+from .key_options import KeyOptions
 from .problems import Problem, acp_json, problem_json
 from .request_state import RequestState
 from .signatures import (

@@ -1,10 +1,12 @@
 """HTTP responses of any framework, and how they are stored as JSON to be replayed."""
 
 import base64
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+
+from oncely.core.errors import MessageError
 
 NEVER_REPLAYED = frozenset(
     {
@@ -23,6 +25,8 @@ EVENT_STREAM = "text/event-stream"
 HELD_S = 1.0
 """Seconds that a response without a length is held back: one that takes longer is streamed. Other
 middleware removes the length of responses that are not streamed, and sends them in pieces."""
+STREAMED = "it is streamed"
+"""The reason why such a response is not kept."""
 
 REPLAYED = ("Idempotency-Replayed", "true")
 """The field that tells a client that a response is a replay of the first one."""
@@ -50,6 +54,41 @@ class HttpAnswer:
         """The value of the first field of that name."""
         wanted = name.lower()
         return next((value for field, value in self.fields if field.lower() == wanted), None)
+
+
+def answer_of(response: Any) -> HttpAnswer:
+    """A framework's response as HttpAnswer. Raises MessageError for other values, and streams."""
+    if isinstance(response, HttpAnswer):
+        return response
+    status = getattr(response, "status_code", None)
+    # Of Starlette, Django, and Flask (Werkzeug).
+    bodies = (getattr(response, name, None) for name in ("body", "content", "data"))
+    body = next((each for each in bodies if isinstance(each, bytes | bytearray | memoryview)), None)
+    if not isinstance(status, int) or body is None:
+        raise MessageError(
+            f"respond: {type(response).__name__} is not a response with a body; hand over a "
+            "Response of your framework, or oncely.http.HttpAnswer(status, headers, body)"
+        )
+    raw = getattr(response, "raw_headers", None)
+    if raw is None:
+        fields = [(str(name), str(value)) for name, value in response.headers.items()]
+    else:
+        fields = as_text(raw)
+    return HttpAnswer(status, fields, bytes(body))
+
+
+def as_text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Header fields of ASGI as text."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+def by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Header fields by their names, in lower case; those of one name joined by commas."""
+    joined: dict[str, str] = {}
+    for name, value in fields:
+        lower = name.lower()
+        joined[lower] = f"{joined[lower]}, {value}" if lower in joined else value
+    return joined
 
 
 def to_keep(answer: HttpAnswer, not_replayed: Collection[str]) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """IdempotencyKey: an ASGI middleware that runs a request once per idempotency key."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
+from oncely.http.answers import HELD_S, STREAMED, HttpAnswer, as_text
 from oncely.http.http_request import HttpRequest, RequestBody
-from oncely.http.keyed_requests import KeyedRequests, KeyOptions
+from oncely.http.key_options import KeyOptions
+from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import RequestWork
 from oncely.ledger.async_ledger import running_loop
 from oncely.ledger.ledger import Ledger
 
@@ -40,69 +40,62 @@ class IdempotencyKey:
 
     def __init__(self, app: AsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
         self._app = app
-        self._requests = KeyedRequests(ledger, options)
-        self._running: set[asyncio.Task[None]] = set()
-        """References to running tasks, which nothing else holds once their clients are gone."""
+        self._requests = KeyedRequests(ledger, options, is_async=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; pass on other ASGI events."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        fields = fields_of(scope["headers"])
-        key = self._requests.key_in(scope["method"], fields)
-        if isinstance(key, HttpAnswer):
-            await send_whole(send, key)
-        elif key is None:
-            state = RequestState(self._requests.ledger)
-            await self._app(_with_state(scope, state), receive, send)
-        else:
-            try:
-                await self._keyed(key, fields, scope, receive, send)
-            except Refused as refused:
-                # Whoever has disconnected may still listen, and where not, a server may say so.
-                with suppress(OSError):
-                    await send_whole(send, self._requests.told(refused.problem))
-
-    async def _keyed(
-        self, key: str, fields: list[tuple[str, str]], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Handle a request with a key. Raises Refused where it may not run."""
-        body = RequestBody(
-            self._requests.max_body,
-            self._requests.max_request_body,
-            dict(scope["headers"]).get(b"content-length", b"").decode("latin-1"),
-        )
         try:
-            if not await _read_into(body, receive):
-                raise Refused(INCOMPLETE)
+            state, body = await self._received(scope, receive)
+        except Refused as refused:
+            # Whoever has disconnected may still listen, and where not, a server may say so.
+            with suppress(OSError):
+                await send_whole(send, self._requests.told(refused.problem))
+            return
+        inner = _with_state(scope, state)
+        if body is None:
+            await self._app(inner, receive, send)
+            return
+        running = _Running(self._app, state, inner, body, send)
+        task = self._requests.follow(running.run())
+        task.add_done_callback(lambda _: body.close())
+        await asyncio.shield(task)
+
+    async def _received(
+        self, scope: Scope, receive: Receive
+    ) -> tuple[RequestState, RequestBody | None]:
+        """A request, and its body where it has a key. Raises Refused where it may not run."""
+        requests, fields = self._requests, as_text(scope["headers"])
+        key = requests.key_in(scope["method"], fields)
+        if key is None:
+            return RequestState(requests), None
+        running_loop()  # Raises before a body is there that nobody closes.
+        body = requests.body(dict(scope["headers"]).get(b"content-length", b"").decode("latin-1"))
+        try:
+            await read_body(receive, body.write)
             body.check_whole()
             request = _request(scope, fields, body)
-            if self._requests.asks or body.length > _QUICK:
+            if requests.asks or body.length > _QUICK:
                 # A user's function may wait, and a mebibyte of JSON takes half a second.
-                work = await asyncio.to_thread(self._requests.work, key, request)
+                state = await asyncio.to_thread(RequestState, requests, key, request)
             else:
-                work = self._requests.work(key, request)
-            inner = _with_state(scope, RequestState(self._requests.ledger, work, key))
-            running = _Running(self._app, work, inner, body, send)
-            task = asyncio.ensure_future(running.run())
+                state = RequestState(requests, key, request)
         except BaseException:
             body.close()
             raise
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda _: body.close())
-        await asyncio.shield(task)
+        return state, body
 
 
 class _Running:
     """One request in the application; its response is held back until the end is stored."""
 
     def __init__(
-        self, app: AsgiApp, work: RequestWork, scope: Scope, body: RequestBody, send: Send
+        self, app: AsgiApp, state: RequestState, scope: Scope, body: RequestBody, send: Send
     ) -> None:
         self._app = app
-        self._work = work
+        self._state = state
         self._scope = scope
         self._pieces = body.pieces()
         self._is_read = False
@@ -110,16 +103,16 @@ class _Running:
         self._is_gone = False
         """Whether the client has disconnected."""
         self._start: Event = {}
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._fields: list[tuple[str, str]] = []
         self._held = bytearray()
         """What is held back of the body."""
-        self._passes: str | None = None
-        """Why the response is not held back; None if it is."""
         self._is_begun = False
         """Whether the beginning of a streamed response was sent."""
         self._passing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._late: asyncio.Future[None] | None = None
+        self._running: asyncio.Future[None] | None = None
+        """The application, where the request is new."""
         self._answered: asyncio.Future[HttpAnswer] = running_loop().create_future()
         """The response, as soon as it is whole; without its body, if that was streamed."""
         self._may_go_on = asyncio.Event()
@@ -129,34 +122,27 @@ class _Running:
 
     async def run(self) -> None:
         """Handle the request, and return when the application has returned."""
-        running: asyncio.Future[None] | None = None
         try:
-            async with self._work as work:
-                if work.is_new:
-                    running = asyncio.ensure_future(
-                        self._app(self._scope, self._receive, self._take)
-                    )
-                    answer = await self._answer(running)
-                else:
-                    answer = await self._work.replayed()
-        except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
-            answer = self._work.told(error)
+            answer = await self._state.answered(self._answer)
         finally:
             self._may_go_on.set()
             if self._timer is not None:
                 self._timer.cancel()
-        if self._passes is None:
+        if answer is not None and self._state.why_passed is None:
             await send_whole(self._send, answer)
-        if running is not None:
+        if self._running is not None:
             # The background work of an application, after its response.
-            await running
+            await self._running
 
-    async def _answer(self, running: "asyncio.Future[None]") -> HttpAnswer:
-        """The application's response; notes what it means for the record."""
+    async def _answer(self) -> HttpAnswer:
+        """The response of the application, which begins here."""
+        self._running = running = asyncio.ensure_future(
+            self._app(self._scope, self._receive, self._take)
+        )
         try:
             either: list[asyncio.Future[Any]] = [running, self._answered]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if await self._work.may_be_committed():
+            if await self._state.may_be_committed():
                 # As a dependency of FastAPI does after the response.
                 self._may_go_on.set()
                 await running
@@ -168,12 +154,7 @@ class _Running:
         if not self._answered.done():
             running.result()  # Raises the application's error.
             raise RuntimeError("the application has returned before its response was complete")
-        answer = self._answered.result()
-        if self._passes is None:
-            self._work.note(answer)
-        else:
-            self._work.note_passed(answer.status, self._passes)
-        return answer
+        return self._answered.result()
 
     async def _send(self, event: Event) -> None:
         """Send an event, unless the client has disconnected: applications do not care."""
@@ -203,9 +184,8 @@ class _Running:
             if self._start:
                 raise RuntimeError("the application has started its response twice")
             self._start = event
-            headers = event.get("headers", ())
-            self._headers = [(bytes(name), bytes(value)) for name, value in headers]
-            self._passes = "it has trailers" if event.get("trailers") else None
+            self._fields = as_text(event.get("headers", ()))
+            self._state.why_passed = "it has trailers" if event.get("trailers") else None
         elif event["type"] == "http.response.body":
             await self._take_body(event.get("body", b""), more=event.get("more_body", False))
         else:
@@ -217,35 +197,32 @@ class _Running:
         if self._answered.done():
             raise RuntimeError("the application has sent more after the end of its response")
         self._held += body
-        self._passes = self._passes or self._why_passed(more=more)
-        if self._passes is not None:
-            await self._pass_on()
+        await self._hold_or_pass_on(is_whole=not more)
         if more:
             return
         if self._timer is not None:
             self._timer.cancel()
         held = bytes(self._held)
         self._held.clear()
-        self._answered.set_result(HttpAnswer(self._start["status"], fields_of(self._headers), held))
+        self._answered.set_result(HttpAnswer(self._start["status"], self._fields, held))
         await self._may_go_on.wait()
-        if self._passes is not None:
+        if self._state.why_passed is not None:
             await self._send({"type": "http.response.body", "body": b""})
 
-    def _why_passed(self, *, more: bool) -> str | None:
-        if len(self._held) > self._work.most_kept:
-            return "it is larger than what is kept"
-        names = {name.lower(): value for name, value in self._headers}
-        if more and b"content-length" not in names:
-            if names.get(b"content-type", b"").startswith(EVENT_STREAM.encode()):
-                return "it is streamed"
-            if self._timer is None:
-                loop = running_loop()
-                self._timer = loop.call_later(HELD_S, self._hold_no_longer)
-        return None
+    async def _hold_or_pass_on(self, *, is_whole: bool) -> None:
+        state, held, fields = self._state, len(self._held), self._fields
+        if state.why_passed is None:
+            state.why_passed = state.reason_to_pass(held, fields, is_whole=is_whole)
+        if state.why_passed is not None:
+            await self._pass_on()
+        elif self._timer is None and state.reason_to_pass(
+            held, fields, is_whole=is_whole, is_late=True
+        ):
+            self._timer = running_loop().call_later(HELD_S, self._hold_no_longer)
 
     def _hold_no_longer(self) -> None:
-        if self._passes is None:
-            self._passes = "it is streamed"
+        if self._state.why_passed is None:
+            self._state.why_passed = STREAMED
             self._late = asyncio.ensure_future(self._pass_on())
 
     async def _pass_on(self) -> None:
@@ -260,15 +237,17 @@ class _Running:
                 await self._send(event)
 
 
-async def _read_into(body: RequestBody, receive: Receive) -> bool:
-    """Read a request's body; return whether it is complete."""
-    while True:
+async def read_body(receive: Receive, write: Callable[[bytes], object]) -> None:
+    """Read a request's body piece by piece. Raises Refused if the client disconnects before its
+    end.
+    """
+    more = True
+    while more:
         event = await receive()
         if event["type"] == "http.disconnect":
-            return False
-        body.write(event.get("body", b""))
-        if not event.get("more_body", False):
-            return True
+            raise Refused(INCOMPLETE)
+        write(event.get("body", b""))
+        more = event.get("more_body", False)
 
 
 async def send_whole(send: Send, answer: HttpAnswer) -> None:
@@ -276,11 +255,6 @@ async def send_whole(send: Send, answer: HttpAnswer) -> None:
     headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.fields]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
-
-
-def fields_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Header fields as text."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
 def _with_state(scope: Scope, state: RequestState) -> Scope:

@@ -7,7 +7,7 @@ Put "oncely.http.DjangoIdempotencyKey" into MIDDLEWARE, and `ONCELY = {"ledger":
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -19,13 +19,12 @@ from django.http import HttpResponse, StreamingHttpResponse, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from oncely.core.errors import ConfigError
-from oncely.http.answers import HttpAnswer
+from oncely.http.answers import STREAMED, HttpAnswer, answer_of
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.passing import Passing, passing
 from oncely.http.problems import INCOMPLETE, Refused
-from oncely.http.request_state import RequestState, answer_of
-from oncely.http.request_work import ErrorAnswer, RequestWork
+from oncely.http.request_state import RequestState
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger, open_ledger
 
@@ -46,50 +45,45 @@ class DjangoIdempotencyKey:
     def __init__(self, get_response: Callable[[DjangoRequest], Any]) -> None:
         self._get_response = get_response
         ledger, options = _configured()
-        self._requests = KeyedRequests(ledger, options)
         self._is_async = inspect.iscoroutinefunction(get_response)
-        self._running: set[asyncio.Task[HttpResponseBase]] = set()
-        """References to running tasks, which nothing else holds once their clients are gone."""
+        self._requests = KeyedRequests(ledger, options, is_async=self._is_async)
         if self._is_async:
             markcoroutinefunction(self)
 
     def __call__(self, request: DjangoRequest) -> Any:
-        """Handle one request."""
-        fields = [*request.headers.items()]
-        key = self._requests.key_in(request.method or "", fields)
-        if isinstance(key, HttpAnswer):
-            return self._answered(_response(key))
-        if key is None:
-            request.oncely = RequestState(self._requests.ledger)
-            return self._get_response(request)
-        try:
-            body = RequestBody(
-                self._requests.max_body,
-                self._requests.max_request_body,
-                request.META.get("CONTENT_LENGTH"),
-            )
-            # Django may read it after this.
-            finalize(request, body.close)
-            _read_into(body, request)
-            body.check_whole()
-            work = self._work_of(key, request, fields, body)
-        except Refused as refused:
-            return self._answered(_response(self._requests.told(refused.problem)))
-        request.oncely = RequestState(self._requests.ledger, work, key)
-        return self._shielded(work, request) if self._is_async else self._run(work, request)
+        """Handle one request; returns a coroutine where Django is async."""
+        return self._handle(request) if self._is_async else run_inline(self._handle(request))
 
     def process_exception(self, request: DjangoRequest, error: Exception) -> None:
         """Remember the error of a view: the middleware itself gets only a response of 500."""
         request.META[_ERROR] = error
 
-    def _answered(self, response: HttpResponse) -> Any:
-        return _awaitable(response) if self._is_async else response
+    async def _handle(self, request: DjangoRequest) -> HttpResponseBase:
+        try:
+            state = self._received(request)
+        except Refused as refused:
+            return _response(self._requests.told(refused.problem))
+        request.oncely = state
+        if state.key is None:
+            return await self._view(request)
+        running = self._run(state, request)
+        # A client that disconnects does not stop the view.
+        return await (asyncio.shield(self._requests.follow(running)) if self._is_async else running)
 
-    def _work_of(
-        self, key: str, request: DjangoRequest, fields: list[tuple[str, str]], body: RequestBody
-    ) -> RequestWork:
+    def _received(self, request: DjangoRequest) -> RequestState:
+        """A request, whose body is read where it has a key. Raises Refused where it may not run."""
+        requests, method = self._requests, request.method or ""
+        fields = [*request.headers.items()]
+        key = requests.key_in(method, fields)
+        if key is None:
+            return RequestState(requests)
+        body = requests.body(request.META.get("CONTENT_LENGTH"))
+        # Django may read it after this.
+        finalize(request, body.close)
+        _read_into(body, request)
+        body.check_whole()
         asked = HttpRequest(
-            method=request.method or "",
+            method=method,
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),
             fields=fields,
@@ -97,52 +91,33 @@ class DjangoIdempotencyKey:
             native=request,
             look_up=partial(getattr, request),
         )
-        work = self._requests.work(key, asked)
+        state = RequestState(requests, key, asked)
         body.file.seek(0)
-        return work
+        return state
 
-    def _run(self, work: RequestWork, request: DjangoRequest) -> HttpResponseBase:
+    async def _view(self, request: DjangoRequest) -> Any:
+        response = self._get_response(request)
+        return await response if self._is_async else response
+
+    async def _run(self, state: RequestState, request: DjangoRequest) -> HttpResponseBase:
         response: Any = None
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(work)
-                if not work.is_new:
-                    return _response(run_inline(work.replayed()))
-                with _uncompressed(request):
-                    response = self._get_response(request)
-                if response.streaming:
-                    stream, end = _streamed(work, response)
-                    response.streaming_content = Passing(iter(stream), end, stack.pop_all())
-                else:
-                    work.note(answer_of(response), request.META.get(_ERROR))
-                return response
-        except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
-            return _after(error, work, response)
+        own: HttpAnswer | None = None
 
-    async def _shielded(self, work: RequestWork, request: DjangoRequest) -> HttpResponseBase:
-        """Run the view; a client that disconnects does not stop it."""
-        task = asyncio.ensure_future(self._run_async(work, request))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
+        async def run() -> HttpAnswer | None:
+            nonlocal response, own
+            with _uncompressed(request):
+                response = await self._view(request)
+            state.cause = request.META.get(_ERROR)
+            if response.streaming:
+                state.why_passed = STREAMED
+                _pass_through(response, state, is_async=self._is_async)
+            else:
+                own = answer_of(response)
+            return own
 
-    async def _run_async(self, work: RequestWork, request: DjangoRequest) -> HttpResponseBase:
-        response: Any = None
-        try:
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(work)
-                if not work.is_new:
-                    return _response(await work.replayed())
-                with _uncompressed(request):
-                    response = await self._get_response(request)
-                if response.streaming:
-                    stream, end = _streamed(work, response)
-                    response.streaming_content = passing(aiter(stream), end, stack.pop_all())
-                else:
-                    work.note(answer_of(response), request.META.get(_ERROR))
-                return response
-        except Exception as error:  # noqa: BLE001 - raised again where it is the view's.
-            return _after(error, work, response)
+        answer = await state.answered(run)
+        # The view's own response is sent as it is, with its cookies.
+        return response if answer is None or answer is own else _response(answer)
 
 
 def _read_into(body: RequestBody, request: Any) -> None:
@@ -180,19 +155,13 @@ def _uncompressed(request: DjangoRequest) -> Iterator[None]:
         request.META["HTTP_ACCEPT_ENCODING"] = accepted
 
 
-def _streamed(work: RequestWork, response: Any) -> tuple[StreamingHttpResponse, Callable[[], None]]:
-    """The response's stream, to be read in Django's way after the response got other content; and
-    what to call at its end.
-    """
-    end = partial(work.note_passed, response.status_code, "it is streamed")
-    return StreamingHttpResponse(response.streaming_content), end
-
-
-def _after(error: Exception, work: RequestWork, response: Any) -> HttpResponseBase:
-    answer = work.told(error)
-    # The view's own response is sent as it is, with its cookies.
-    is_own = response is not None and isinstance(error, ErrorAnswer)
-    return response if is_own else _response(answer)
+def _pass_through(response: Any, state: RequestState, *, is_async: bool) -> None:
+    """Let the request end with the response's stream, read in Django's way."""
+    stream = StreamingHttpResponse(response.streaming_content)
+    status = response.status_code
+    response.streaming_content = (
+        passing(aiter(stream), state, status) if is_async else Passing(iter(stream), state, status)
+    )
 
 
 def _response(answer: HttpAnswer) -> HttpResponse:
@@ -200,10 +169,6 @@ def _response(answer: HttpAnswer) -> HttpResponse:
     del response["Content-Type"]
     for name, value in answer.fields:
         response[name] = value
-    return response
-
-
-async def _awaitable(response: HttpResponse) -> HttpResponse:
     return response
 
 

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from oncely.core.ids import fingerprint_of
 from oncely.core.json_equality import equal_json
+from oncely.http.answers import by_name
 from oncely.http.problems import INCOMPLETE, Refused, too_large
 
 PIECE = 64 * 1024
@@ -66,7 +67,8 @@ class RequestBody:
 
     def whole(self) -> bytes:
         """The whole body."""
-        return b"".join(self.pieces())
+        self.file.seek(0)
+        return self.file.read()
 
     def fingerprint(self) -> str:
         """Equal for bodies that are equal as JSON, or as bytes; a body in a file only as bytes."""
@@ -120,11 +122,7 @@ class HttpRequest:
     @property
     def headers(self) -> Mapping[str, str]:
         """The header fields by their names, in lower case; those of one name joined by commas."""
-        joined: dict[str, str] = {}
-        for name, value in self.fields:
-            name = name.lower()  # noqa: PLW2901 - the same, as it is looked for.
-            joined[name] = f"{joined[name]}, {value}" if name in joined else value
-        return joined
+        return by_name(self.fields)
 
     def values_of(self, name: str) -> Sequence[str]:
         """The value of each field of that name."""

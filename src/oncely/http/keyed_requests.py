@@ -1,44 +1,48 @@
-"""Keyed requests: what happens before and after a request with an idempotency key, in any
-framework.
-"""
+"""Keyed requests: which requests have an idempotency key, and what all of an application share."""
 
 import asyncio
-import json
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, Required, TypedDict, get_type_hints
-from urllib.parse import quote, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote
 
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
-from oncely.core.durations import Duration, positive_seconds
-from oncely.core.errors import ConfigError, MessageError
+from oncely.core.durations import positive_seconds
+from oncely.core.errors import ConfigError, MessageError, StoreUnavailable
 from oncely.core.fingerprint import content_of
-from oncely.core.ids import MAX_ID_LENGTH, Id, fingerprint_of, id_of_key
+from oncely.core.ids import MAX_ID_LENGTH, fingerprint_of, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.sizes import Size, bytes_in
+from oncely.core.sizes import bytes_in
 from oncely.core.turn import Turn
 from oncely.core.waiting import digest
 from oncely.http import problems
 from oncely.http.answers import NEVER_REPLAYED, HttpAnswer, as_replay, to_replay
 from oncely.http.header_field import FIELD, read_key
-from oncely.http.http_request import HttpRequest
+from oncely.http.http_request import HttpRequest, RequestBody
+from oncely.http.key_options import (
+    check_names,
+    flag,
+    function,
+    kept_by,
+    kept_errors,
+    texts,
+    url,
+)
 from oncely.http.problems import Errors, Problem, Refused, problem_json
-from oncely.http.request_state import RequestState
-from oncely.http.request_work import LateError, RequestWork
 from oncely.ledger.driver import Driver, SyncDriver, run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 
-_log = EventLog(__name__)
+T = TypeVar("T")
+Steps = Coroutine[Any, Any, T]
 
-Keep = Callable[[HttpAnswer], HttpAnswer | None]
-Restore = Callable[[HttpAnswer], HttpAnswer]
+_log = EventLog(__name__)
 
 _FIELD = FIELD.lower()
 _LEASE = "30s"
@@ -46,79 +50,31 @@ _THREADS = 64
 """How many requests of sync applications may wait for the ledger at a time."""
 
 
-class KeyOptions(TypedDict, total=False):
-    """Options: how requests are told apart, and which responses are kept."""
-
-    consumer: Required[str]
-    """The consumer's name in the ledger."""
-    methods: Sequence[str]
-    """The methods with idempotency keys, POST and PATCH by default; others pass unchanged."""
-    required: bool
-    """Whether a request without a key is refused. By default it is not: it runs as without
-    oncely."""
-    scope: Callable[[HttpRequest], Id | None]
-    """Returns the stable name of the user or the tenant, whose keys are separate from all others'.
-    Only a digest of it is stored. Without it, keys are separate by `credentials`. The method and
-    the path are always part of the key in the ledger."""
-    credentials: Collection[str]
-    """The header fields that tell callers apart where there is no `scope`: Authorization and
-    Cookie by default. A caller whose token is renewed is another one."""
-    authorize: Callable[[HttpRequest], bool]
-    """Returns whether its sender may make the request: else it is answered with 403. For a
-    middleware that stands outside of the application's own authentication. Called in a thread where
-    the application is async."""
-    fingerprint: Callable[[HttpRequest], Any]
-    """Returns the fingerprint of a request, instead of the one of method, path, query and body: it
-    tells apart two requests with one key."""
-    bare_keys: bool
-    """Whether a key may be without quotation marks, as nearly all clients send it: True by default.
-    With False, only as the draft writes it."""
-    keep_4xx: bool | Collection[int]
-    """Whether responses of 400 to 499 are kept, or which of them. Else the request counts as never
-    made, and its key may be used for a corrected request."""
-    keep_5xx: bool
-    """Whether responses of 500 and more are kept. Else the request has failed, and runs again when
-    it is repeated."""
-    max_body: Size
-    """A larger response passes through, and is not kept. 1MiB by default. A request's own body is
-    in memory up to that size, and else in a temporary file."""
-    max_request_body: Size
-    """A request with a key and a larger body is answered with 413. 10MiB by default."""
-    keep: Keep | tuple[Keep, Restore]
-    """Returns the response as it is kept, such as without what is secret in it; None keeps nothing
-    of it, and a repetition is answered with 409. Or a pair: the second function makes of what was
-    kept the response to replay, as one that decrypts it."""
-    not_replayed: Collection[str]
-    """Names of header fields that are not replayed, in addition to those that never are."""
-    errors: Errors
-    """Makes the response for requests that do not run; application/problem+json by default."""
-    documentation: str
-    """The URL where the API documents its idempotency keys: problems link to it."""
-    lease: Duration
-    """Replaces the policy's: 30s by default, extended while the application runs. After the death
-    of a server, its requests wait so long."""
-    timeout: Duration
-    """How long a request waits for the ledger, 5s by default: a new one is then answered with 503,
-    unless the policy's `on_outage` says otherwise; the response of the application is sent, and
-    stored as soon as the ledger answers."""
-    policy: Policy
+class LateError(StoreUnavailable):
+    """The ledger has not answered in time: what it was asked goes on."""
 
 
 class KeyedRequests:
     """The requests of one application to which idempotency keys apply.
 
-    Raises ConfigError for wrong options.
+    `options` are those of `KeyOptions`. Raises ConfigError for wrong ones.
     """
 
-    def __init__(self, ledger: Ledger, options: Mapping[str, Any]) -> None:
-        _check_names(options)
-        consumer, policy = options.get("consumer"), options.get("policy", Policy())
+    def __init__(self, ledger: Ledger, options: Mapping[str, Any], *, is_async: bool) -> None:
+        check_names(options)
+        policy = options.get("policy", Policy())
         is_default = getattr(policy, "lease", None) == Policy().lease
-        lease = options.get("lease", _LEASE if is_default else None)
         self.lifecycle = Lifecycle.under(
-            ledger, consumer or "", policy, lease, keep_result=True, is_called=True
+            ledger,
+            options["consumer"] or "",
+            policy,
+            options.get("lease", _LEASE if is_default else None),
+            keep_result=True,
+            is_called=True,
         )
-        ledger.recorder.works_as("http", self.lifecycle.consumer)
+        lifecycle = self.lifecycle
+        self.driver: Driver = lifecycle.async_driver if is_async else lifecycle.sync_driver
+        ledger.recorder.works_as("http", lifecycle.consumer)
         self.outage = Outage(
             _log,
             "request_refused",
@@ -129,35 +85,33 @@ class KeyedRequests:
         )
         """While the store is away, and requests do not run for that reason."""
         self.max_body = bytes_in(options.get("max_body", "1MiB"), "max_body")
-        self.max_request_body = bytes_in(
-            options.get("max_request_body", "10MiB"), "max_request_body"
-        )
+        """The largest response that is kept, in bytes."""
+        most = options.get("max_request_body", "10MiB")
+        self._max_request_body = bytes_in(most, "max_request_body")
         self._timeout_s = positive_seconds(
             options.get("timeout", "5s"), "timeout", 'refuse all; write "5s"'
         )
-        methods = _texts(options.get("methods", ("POST", "PATCH")), "methods", ["POST"])
-        self._methods = frozenset(method.upper() for method in methods)
-        self._required = _flag(options, "required")
-        self._scope = _function(options, "scope")
-        credentials = options.get("credentials", ("Authorization", "Cookie"))
-        names = _texts(credentials, "credentials", ["Authorization"])
-        self._credentials = frozenset(name.lower() for name in names)
-        self._authorize = _function(options, "authorize")
+        methods = texts(options, "methods", ("POST", "PATCH"), "POST")
+        self._methods = {method.upper() for method in methods}
+        self._required = flag(options, "required")
+        self._scope = function(options, "scope")
+        self._credentials = texts(
+            options, "credentials", ("Authorization", "Cookie"), "Authorization"
+        )
+        self._authorize = function(options, "authorize")
         self.asks = self._authorize is not None
         """Whether a function of the user's is asked about each request, which may take long."""
-        self._fingerprint = _function(options, "fingerprint")
-        self._takes_bare = _flag(options, "bare_keys", default=True)
-        self._keep_4xx = _kept_4xx(options.get("keep_4xx", False))
-        self._keep_5xx = _flag(options, "keep_5xx")
-        fields = _texts(options.get("not_replayed", ()), "not_replayed", ["X-Request-Id"])
-        self.not_replayed = NEVER_REPLAYED | {name.lower() for name in fields}
-        self.keep, self._restore = _kept_by(options.get("keep"))
-        self._errors: Errors = check_called(
-            options.get("errors", problem_json), "errors", ["problem"]
-        )
-        self._documentation = _url(options.get("documentation"))
+        self._fingerprint = function(options, "fingerprint")
+        self._takes_bare = flag(options, "bare_keys", default=True)
+        self._kept_errors = kept_errors(options)
+        self._keep_5xx = flag(options, "keep_5xx")
+        self.not_replayed = NEVER_REPLAYED | texts(options, "not_replayed", (), "X-Request-Id")
+        self.keep, self._restore = kept_by(options)
+        errors: Errors = options.get("errors", problem_json)
+        self._errors = check_called(errors, "errors", ["problem"])
+        self._documentation = url(options)
         self._has_told_no_scope = False
-        self._following: set[asyncio.Task[None]] = set()
+        self._following: set[asyncio.Task[Any]] = set()
         """References to running tasks, which nothing else holds."""
         self.start_afresh()
         afresh_in_children(self)
@@ -166,14 +120,9 @@ class KeyedRequests:
         """Leave the threads to the parent: called in a forked child."""
         self._threads = ThreadPoolExecutor(_THREADS, "oncely-http")
 
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger with the records of the requests."""
-        return self.lifecycle.ledger
-
-    def key_in(self, method: str, fields: Sequence[tuple[str, str]]) -> str | HttpAnswer | None:
-        """The key of a request. None if it has no key and runs without one; a response if it may
-        not run.
+    def key_in(self, method: str, fields: Sequence[tuple[str, str]]) -> str | None:
+        """The key of a request; None if it has none, and runs without. Raises Refused if it may not
+        run.
         """
         if method not in self._methods:
             return None
@@ -181,24 +130,24 @@ class KeyedRequests:
         try:
             key = read_key(values, takes_bare=self._takes_bare)
         except MessageError as error:
-            return self.told(problems.key_unusable(str(error)))
+            raise Refused(problems.key_unusable(str(error))) from None
         if key is None and self._required:
-            return self.told(problems.KEY_MISSING)
+            raise Refused(problems.KEY_MISSING)
         return key
 
-    def work(self, key: str, request: HttpRequest) -> RequestWork:
-        """The work on `request`, which has that key. Raises Refused where it may not run, and
-        ConfigError if the request is handled under the same consumer already.
-        """
+    def body(self, declared: str | None) -> RequestBody:
+        """The body, to be read, of a request that says it has this length. Raises Refused."""
+        return RequestBody(self.max_body, self._max_request_body, declared)
+
+    def turn(self, key: str, request: HttpRequest) -> Turn:
+        """The turn of `request`, which has that key. Raises Refused where it may not run."""
         if self._authorize is not None and not self._authorize(request):
             raise Refused(problems.NOT_AUTHORIZED)
         message_id = _message_id(request, self._caller_of(request), key)
-        around = getattr(request, "oncely", None)
-        if isinstance(around, RequestState) and around.is_within(self.lifecycle, message_id):
-            raise ConfigError(
-                f"idempotency keys: consumer {self.lifecycle.consumer!r} is twice around this "
-                "application; remove one, or give it another consumer"
-            )
+        if self._fingerprint is None:
+            fingerprint = request.fingerprint()
+        else:
+            fingerprint = fingerprint_of(content_of(self._fingerprint(request)))
         message = Message(
             message_id,
             # Read only for a probe: a large body should not be in memory as a whole.
@@ -206,8 +155,7 @@ class KeyedRequests:
             type=f"{request.method} {request.path}",
             content_type=request.headers.get("content-type", ""),
         )
-        turn = Turn(message_id, self._fingerprint_of(request), message)
-        return RequestWork(self, turn)
+        return Turn(message_id, fingerprint, message)
 
     def _caller_of(self, request: HttpRequest) -> str:
         """Whose key it is: a digest, since it may be a token, and ids are shown to people. Empty
@@ -221,12 +169,8 @@ class KeyedRequests:
         except MessageError as error:
             text = str(error).replace("key returned", "returned").replace("order.id", "user.id")
             raise ConfigError(f"scope: {text}") from None
-        if not scope:
-            self._log_no_scope(request)
-            raise Refused(problems.SCOPE_MISSING)
-        return digest(scope)
-
-    def _log_no_scope(self, request: HttpRequest) -> None:
+        if scope:
+            return digest(scope)
         if not self._has_told_no_scope:
             self._has_told_no_scope = True
             _log.error(
@@ -239,31 +183,35 @@ class KeyedRequests:
                     "path": request.path,
                 },
             )
-
-    def _fingerprint_of(self, request: HttpRequest) -> str:
-        if self._fingerprint is None:
-            return request.fingerprint()
-        return fingerprint_of(content_of(self._fingerprint(request)))
+        raise Refused(problems.SCOPE_MISSING)
 
     def keeps(self, status: int) -> bool:
         """Whether a response of that status is kept for repeated requests."""
-        if status >= 500:
-            return self._keep_5xx
-        if status < 400:
-            return True
-        kept = self._keep_4xx
-        return kept if isinstance(kept, bool) else status in kept
+        return status < 400 or status in self._kept_errors or (status >= 500 and self._keep_5xx)
 
     def replayed(self, kept: Any) -> HttpAnswer | None:
         """The response that was kept, for a repetition; None if none was."""
         answer = to_replay(kept)
         return None if answer is None else as_replay(self._restore(answer))
 
+    def told(self, problem: Problem) -> HttpAnswer:
+        """The response that reports a problem."""
+        return self._errors(replace(problem, documentation=self._documentation))
+
+    def follow(self, steps: Steps[T]) -> asyncio.Task[T]:
+        """Start a task for `steps`, which goes on when the request is cancelled that waits for it:
+        its client has disconnected.
+        """
+        task = asyncio.ensure_future(steps)
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+        return task
+
     async def in_time(
         self,
         driver: Driver,
-        steps: Coroutine[Any, Any, None],
-        late: Callable[[], Coroutine[Any, Any, None]],
+        steps: Steps[None],
+        late: Callable[[], Steps[None]] | None = None,
     ) -> None:
         """Carry out `steps`, which use `driver`. Raises LateError after the timeout: they go on,
         and `late` follows where they end well.
@@ -276,7 +224,7 @@ class KeyedRequests:
                 is_late = bool(wait([done], self._timeout_s).not_done)
             finally:
                 # Also where a signal handler raises.
-                if is_late:
+                if is_late and late is not None:
                     done.add_done_callback(lambda ended: _is_well(ended) and run_inline(late()))
         else:
             done = asyncio.ensure_future(steps)
@@ -287,25 +235,19 @@ class KeyedRequests:
                 await asyncio.wait([done])
                 raise
             if is_late := not done.done():
-                done.add_done_callback(lambda ended: self._follow(ended, late))
+                self.follow(_followed(done, late))
         if is_late:
             raise LateError(f"the ledger has not answered within {self._timeout_s:g} s")
         return done.result()
 
-    def _follow(
-        self, ended: "asyncio.Task[None]", late: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
-        if _is_well(ended):
-            task = asyncio.ensure_future(late())
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
 
-    def told(self, problem: Problem) -> HttpAnswer:
-        """The response that reports a problem."""
-        return self._errors(replace(problem, documentation=self._documentation))
+async def _followed(done: asyncio.Task[None], late: Callable[[], Steps[None]] | None) -> None:
+    await asyncio.wait([done])
+    if _is_well(done) and late is not None:
+        await late()
 
 
-def _is_well(ended: "Future[None] | asyncio.Task[None]") -> bool:
+def _is_well(ended: Future[None] | asyncio.Task[None]) -> bool:
     return not ended.cancelled() and ended.exception() is None
 
 
@@ -318,79 +260,3 @@ def _message_id(request: HttpRequest, caller: str, key: str) -> str:
     if len(whole) <= MAX_ID_LENGTH:
         return whole
     return f"{request.method} {digest(whole)}"
-
-
-def _check_names(options: Mapping[str, Any]) -> None:
-    known = get_type_hints(KeyOptions)
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"idempotency keys: {name} is not an option; known: {', '.join(known)}"
-            )
-    if "consumer" not in options:
-        raise ConfigError('idempotency keys: consumer is missing; write consumer="api"')
-
-
-def _texts(given: object, name: str, example: Sequence[str]) -> Collection[str]:
-    """Check for a collection of texts; one text alone would be a collection of letters."""
-    if isinstance(given, str):
-        raise ConfigError(f'{name}: write a list of them, such as ["{given}"]')
-    if not isinstance(given, Collection) or not all(isinstance(each, str) for each in given):
-        raise ConfigError(
-            f"{name}: {given!r} is not a list of text; write one, such as {json.dumps(example)}"
-        )
-    return given
-
-
-def _flag(options: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    given = options.get(name, default)
-    if not isinstance(given, bool):
-        raise ConfigError(f"{name}: {given!r} is not a bool; write True or False")
-    return given
-
-
-def _kept_4xx(given: Any) -> bool | Collection[int]:
-    if isinstance(given, bool):
-        return given
-    is_some = isinstance(given, Collection) and not isinstance(given, str | bytes)
-    if not is_some or not all(each in range(400, 500) for each in given):
-        raise ConfigError(
-            f"keep_4xx: {given!r} is not a bool or a list of statuses from 400 to 499; "
-            "write True or [402, 409]"
-        )
-    statuses: Collection[int] = given
-    return statuses
-
-
-def _kept_by(given: Any) -> tuple[Keep | None, Restore]:
-    """The functions before a response is kept, if there is one, and after."""
-    if given is None:
-        return None, _unchanged
-    if not isinstance(given, tuple):
-        return check_called(given, "keep", ["answer"]), _unchanged
-    if len(given) != 2:
-        raise ConfigError(
-            "keep: it is a function, or a pair of functions; write keep=(encrypted, decrypted)"
-        )
-    to_keep, to_replay = (check_called(each, "keep", ["answer"]) for each in given)
-    return to_keep, to_replay
-
-
-def _unchanged(answer: HttpAnswer) -> HttpAnswer:
-    return answer
-
-
-def _function(options: Mapping[str, Any], name: str) -> Callable[[HttpRequest], Any] | None:
-    given = options.get(name)
-    return None if given is None else check_called(given, name, ["request"])
-
-
-def _url(documentation: object) -> str | None:
-    if documentation is None:
-        return None
-    if not isinstance(documentation, str) or not urlsplit(documentation).netloc:
-        raise ConfigError(
-            f"documentation: {documentation!r} is not a URL; write "
-            '"https://example.com/docs/idempotency"'
-        )
-    return documentation

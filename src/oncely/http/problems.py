@@ -5,6 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oncely.core.errors import (
+    BusyError,
+    ContentionError,
+    ExhaustedError,
+    FencedError,
+    InDoubtError,
+    MismatchError,
+    StoreUnavailable,
+)
 from oncely.http.answers import HttpAnswer
 
 _RETRY_S = 1
@@ -159,6 +168,24 @@ def too_large(limit: int) -> Problem:
         "The request's body is too large",
         f"a request with an Idempotency-Key has at most {limit:,} bytes: nothing was done",
     )
+
+
+def problem_of(error: Exception, *, has_run: bool) -> Problem | None:
+    """The problem of a request that is not granted, or whose end the ledger does not know; None for
+    other errors.
+    """
+    match error:
+        case BusyError() | FencedError():
+            return IN_FLIGHT
+        case MismatchError():
+            return KEY_REUSED
+        case InDoubtError():
+            return IN_DOUBT
+        case ExhaustedError():
+            return FAILED_PERMANENTLY
+        case StoreUnavailable() | ContentionError():
+            return IN_DOUBT if has_run else UNAVAILABLE
+    return None
 
 
 class Refused(Exception):

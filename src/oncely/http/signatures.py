@@ -8,9 +8,9 @@ from Slack", Shopify "Verify the webhook".
 import base64
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from oncely.core.durations import Duration, positive_seconds
@@ -63,12 +63,11 @@ def github(secret: Secret | Sequence[Secret]) -> Verifier:
 
 def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
     """Deliveries of Shopify; the id is X-Shopify-Webhook-Id."""
-    keys = _keys(secret)
 
-    def check(headers: Headers, body: bytes, _: float) -> None:
-        given = _field(headers, "x-shopify-hmac-sha256")
-        _check_any([given], [_base64(_digest(key, body)) for key in keys])
+    def read(headers: Headers, body: bytes) -> _Signed:
+        return _Signed([_field(headers, "x-shopify-hmac-sha256")], body)
 
+    check = _check(_keys(secret), read, _base64)
     return Verifier(
         "shopify", check, header_id("X-Shopify-Webhook-Id"), header_id("X-Shopify-Topic")
     )
@@ -76,20 +75,17 @@ def shopify(secret: Secret | Sequence[Secret]) -> Verifier:
 
 def stripe(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
     """Events of Stripe; the id is the event's `id`."""
-    keys, tolerance_s = _keys(secret), _tolerance_s(tolerance)
 
-    def check(headers: Headers, body: bytes, now: float) -> None:
-        pairs = [
-            part.strip().partition("=") for part in _field(headers, "stripe-signature").split(",")
-        ]
+    def read(headers: Headers, body: bytes) -> _Signed:
+        parts = _field(headers, "stripe-signature").split(",")
+        pairs = [part.strip().partition("=") for part in parts]
         times = [value for name, _, value in pairs if name == "t"]
-        given = [value for name, _, value in pairs if name == "v1"]
         if len(times) != 1:
             raise SignatureError("stripe-signature has no time")
-        signed = _as_bytes(f"{times[0]}.") + body
-        _check_any(given, [_digest(key, signed).hex() for key in keys])
-        _check_time(times[0], now, tolerance_s)
+        given = [value for name, _, value in pairs if name == "v1"]
+        return _Signed(given, _as_bytes(f"{times[0]}.") + body, times[0])
 
+    check = _check(_keys(secret), read, bytes.hex, tolerance)
     return Verifier("stripe", check, body_id("id"), body_id("type"))
 
 
@@ -100,36 +96,27 @@ def standard_webhooks(
 
     A secret is base64 text, with or without the prefix `whsec_`; or bytes, used as they are.
     """
-    keys = [_standard_key(each) for each in _secrets(secret)]
-    tolerance_s = _tolerance_s(tolerance)
 
-    def check(headers: Headers, body: bytes, now: float) -> None:
+    def read(headers: Headers, body: bytes) -> _Signed:
         message_id, time = _field(headers, "webhook-id"), _field(headers, "webhook-timestamp")
-        given = [
-            signature
-            for version, _, signature in (
-                each.partition(",") for each in _field(headers, "webhook-signature").split(" ")
-            )
-            if version == "v1"
-        ]
-        signed = _as_bytes(f"{message_id}.{time}.") + body
-        _check_any(given, [_base64(_digest(key, signed)) for key in keys])
-        _check_time(time, now, tolerance_s)
+        parts = _field(headers, "webhook-signature").split(" ")
+        pairs = [part.partition(",") for part in parts]
+        given = [signature for version, _, signature in pairs if version == "v1"]
+        return _Signed(given, _as_bytes(f"{message_id}.{time}.") + body, time)
 
+    check = _check(_keys(secret, _from_base64), read, _base64, tolerance)
     return Verifier("standard-webhooks", check, header_id("webhook-id"), body_id("type"))
 
 
 def slack(secret: Secret | Sequence[Secret], tolerance: Duration = _TOLERANCE) -> Verifier:
     """Events of Slack; the id is `event_id`. Slack's challenge is answered."""
-    keys, tolerance_s = _keys(secret), _tolerance_s(tolerance)
 
-    def check(headers: Headers, body: bytes, now: float) -> None:
+    def read(headers: Headers, body: bytes) -> _Signed:
         time = _field(headers, "x-slack-request-timestamp")
         given = _field(headers, "x-slack-signature")
-        signed = _as_bytes(f"v0:{time}:") + body
-        _check_any([given], [f"v0={_digest(key, signed).hex()}" for key in keys])
-        _check_time(time, now, tolerance_s)
+        return _Signed([given], _as_bytes(f"v0:{time}:") + body, time)
 
+    check = _check(_keys(secret), read, lambda digest: f"v0={digest.hex()}", tolerance)
     return Verifier("slack", check, body_id("event_id"), body_id("event", "type"), _challenge)
 
 
@@ -179,23 +166,48 @@ def check_reads(value: object, what: str) -> None:
         )
 
 
-def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:
-    def check(headers: Headers, body: bytes, _: float) -> None:
-        # Some senders write the digits in upper case.
-        given = _field(headers, header).lower()
-        _check_any([given], [f"{prefix.lower()}{_digest(key, body).hex()}" for key in keys])
+class _Signed(NamedTuple):
+    """What a delivery says of its signature."""
+
+    given: Sequence[str]
+    """The signatures, one of which has to be right."""
+    signed: bytes
+    time: str | None = None
+    """When it was signed, where that is signed, too."""
+
+
+def _check(
+    keys: Sequence[bytes],
+    read: Callable[[Headers, bytes], _Signed],
+    written: Callable[[bytes], str],
+    tolerance: Duration = _TOLERANCE,
+) -> Checks:
+    """Checks what `read` finds in a delivery; `written` makes a signature of an HMAC-SHA256."""
+    tolerance_s = positive_seconds(tolerance, "tolerance", 'refuse all; write "5m"')
+
+    def check(headers: Headers, body: bytes, now: float) -> None:
+        given, signed, time = read(headers, body)
+        found = False
+        for key in keys:
+            expected = _as_bytes(written(hmac.new(key, signed, hashlib.sha256).digest()))
+            for signature in given:
+                found |= hmac.compare_digest(_as_bytes(signature), expected)
+        if not found:
+            raise SignatureError("the signature is wrong")
+        if time is None:
+            return
+        if not (time.isascii() and time.isdigit()) or abs(now - int(time[:20])) > tolerance_s:
+            raise SignatureError("it was signed too long ago, or a clock is wrong")
 
     return check
 
 
-def _check_any(given: Iterable[str], expected: Sequence[str]) -> None:
-    """Raise unless one of `given` is one of `expected`, compared in constant time."""
-    found = False
-    for signature in given:
-        for each in expected:
-            found |= hmac.compare_digest(_as_bytes(signature), _as_bytes(each))
-    if not found:
-        raise SignatureError("the signature is wrong")
+def _hex_check(header: str, keys: Sequence[bytes], prefix: str) -> Checks:
+    def read(headers: Headers, body: bytes) -> _Signed:
+        # Some senders write the digits in upper case.
+        return _Signed([_field(headers, header).lower()], body)
+
+    return _check(keys, read, lambda digest: f"{prefix.lower()}{digest.hex()}")
 
 
 def _as_bytes(text: str) -> bytes:
@@ -203,20 +215,11 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _check_time(text: str, now: float, tolerance_s: float) -> None:
-    if not (text.isascii() and text.isdigit()) or abs(now - int(text[:20])) > tolerance_s:
-        raise SignatureError("it was signed too long ago, or a clock is wrong")
-
-
 def _field(headers: Headers, name: str) -> str:
     value = headers.get(name)
     if not value:
         raise SignatureError(f"{name} is missing")
     return value
-
-
-def _digest(key: bytes, signed: bytes) -> bytes:
-    return hmac.new(key, signed, hashlib.sha256).digest()
 
 
 def _base64(digest: bytes) -> str:
@@ -244,29 +247,21 @@ def _json_in_form(headers: Headers, body: bytes) -> bytes | None:
     return payload.encode()
 
 
-def _secrets(secret: Secret | Sequence[Secret]) -> Sequence[Secret]:
+def _keys(
+    secret: Secret | Sequence[Secret], of_text: Callable[[str], bytes] = str.encode
+) -> list[bytes]:
     is_one = isinstance(secret, str | bytes | bytearray) or not isinstance(secret, Sequence)
     secrets: Sequence[Any] = [secret] if is_one else secret
-    if not secrets or any(_is_blank(each) for each in secrets):
-        raise ConfigError(_EMPTY)
-    for each in secrets:
+    for each in secrets or [None]:
+        if each is None or (isinstance(each, str | bytes | bytearray) and not each.strip()):
+            raise ConfigError(_EMPTY)
         if not isinstance(each, str | bytes):
             # Only its type is shown: the value may be a secret.
             raise ConfigError(f"secret: a {type(each).__name__} is neither text nor bytes")
-    return secrets
+    return [each if isinstance(each, bytes) else of_text(each) for each in secrets]
 
 
-def _is_blank(secret: Any) -> bool:
-    return secret is None or (isinstance(secret, str | bytes | bytearray) and not secret.strip())
-
-
-def _keys(secret: Secret | Sequence[Secret]) -> list[bytes]:
-    return [each.encode() if isinstance(each, str) else each for each in _secrets(secret)]
-
-
-def _standard_key(secret: Secret) -> bytes:
-    if isinstance(secret, bytes):
-        return secret
+def _from_base64(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
     except ValueError:
@@ -276,7 +271,3 @@ def _standard_key(secret: Secret) -> bytes:
     if not key:
         raise ConfigError(_EMPTY)
     return key
-
-
-def _tolerance_s(tolerance: Duration) -> float:
-    return positive_seconds(tolerance, "tolerance", 'refuse all; write "5m"')

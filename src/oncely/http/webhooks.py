@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
@@ -20,19 +21,19 @@ from oncely.core.record import Key
 from oncely.core.refusals import refusal
 from oncely.core.sizes import Size, bytes_in
 from oncely.core.waiting import queue_named
-from oncely.http.answers import HttpAnswer
-from oncely.http.asgi import Receive, Scope, Send, fields_of, send_whole
-from oncely.http.problems import Refused
+from oncely.http.answers import HttpAnswer, as_text, by_name
+from oncely.http.asgi import Receive, Scope, Send, read_body, send_whole
+from oncely.http.problems import Refused, too_large
 from oncely.http.signatures import Reads, SignatureError, Verifier, check_reads
 from oncely.http.wsgi import Environ, StartResponse, fields_in, pieces_in, start_whole
 from oncely.ledger.async_ledger import running_loop
+from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.lifecycle.retention import StoredRetention
 
 _log = EventLog(__name__)
 
 _JSON = "application/json"
-_INCOMPLETE = "the body is incomplete"
 _RETRY_S = 5
 _THREADS = 8
 _KEPT_APART = frozenset({"authorization", "proxy-authorization", "cookie"})
@@ -94,41 +95,44 @@ class Webhook:
         """Handle one ASGI request."""
         if scope["type"] != "http":
             raise RuntimeError(f"webhook: it takes requests of HTTP, not of {scope['type']}")
-        headers = _by_name(fields_of(scope["headers"]))
-        body, more = bytearray(), True
-        while more and len(body) <= self._max_body:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                # It may still listen, and where not, a server may say so.
-                with suppress(OSError):
-                    await send_whole(send, self._refused(400, _INCOMPLETE))
-                return
-            body += event.get("body", b"")
-            more = event.get("more_body", False)
-        received = self._received(scope["method"], headers, bytes(body))
-        if isinstance(received, Message):
-            received = await self._stored_async(received)
-        await send_whole(send, received)
+        headers = by_name(as_text(scope["headers"]))
+        body = bytearray()
+        try:
+            await read_body(receive, partial(self._write, body))
+            received = self._received(scope["method"], headers, bytes(body))
+            if isinstance(received, Message):
+                result = partial(self._result_async, running_loop())
+                received = await self._stored(received, result)
+        except Refused as refused:
+            received = self._refused(refused.problem.status, refused.problem.title)
+        # A client that has gone may still listen, and where not, a server may say so.
+        with suppress(OSError):
+            await send_whole(send, received)
 
     def wsgi(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one WSGI request."""
         body = bytearray()
         try:
             for piece in pieces_in(environ):
-                body += piece
-                if len(body) > self._max_body:
-                    break  # Too large: it is refused in any case.
-        except Refused:
-            answer = self._refused(400, _INCOMPLETE)
+                self._write(body, piece)
+        except Refused as refused:
+            answer = self._refused(refused.problem.status, refused.problem.title)
         else:
             fields = dict(fields_in(environ))
             answer = self.receive(environ["REQUEST_METHOD"], fields, bytes(body))
         return start_whole(start_response, answer)
 
+    def _write(self, body: bytearray, piece: bytes) -> None:
+        body += piece
+        if len(body) > self._max_body:
+            raise Refused(too_large(self._max_body))
+
     def receive(self, method: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
         """Handle one request, given its header fields and its raw body."""
-        received = self._received(method, _by_name(headers.items()), body)
-        return self._stored(received) if isinstance(received, Message) else received
+        received = self._received(method, by_name(headers.items()), body)
+        if isinstance(received, Message):
+            return run_inline(self._stored(received, self._result))
+        return received
 
     def _received(
         self, method: str, headers: Mapping[str, str], body: bytes
@@ -177,45 +181,23 @@ class Webhook:
         )
         return _told(status, reason)
 
-    def _stored(self, message: Message) -> HttpAnswer:
-        with self._storing(message) as storing:
-            try:
-                return self._answer(message, storing.result(self._timeout_s))
-            except (StoreError, TimeoutError) as error:
-                return self._away(message, error)
-
-    async def _stored_async(self, message: Message) -> HttpAnswer:
-        loop = running_loop()
-        with self._storing(message) as storing:
-            try:
-                future = asyncio.wrap_future(storing, loop=loop)
-                outcome = await asyncio.wait_for(future, self._timeout_s)
-            except (StoreError, TimeoutError) as error:
-                return self._away(message, error)
-            return self._answer(message, outcome)
-
-    @contextmanager
-    def _storing(self, message: Message) -> "Iterator[Future[ClaimOutcome]]":
-        """Store the message in a thread, while the request waits for it. Work that has begun goes
-        on: the next delivery finds its result. Work that has not begun is dropped when the request
-        ends, so that memory holds no more than the waiting requests while the store is down.
+    async def _stored(
+        self, message: Message, result: Callable[[Future[ClaimOutcome]], Awaitable[ClaimOutcome]]
+    ) -> HttpAnswer:
+        """Store the message in a thread, while the request waits for its `result`. Work that has
+        begun goes on: the next delivery finds its result. Work that has not begun is dropped when
+        the request ends, so that memory holds no more than the waiting requests while the store is
+        down.
         """
         held = [message]
         storing = self._threads.submit(lambda: self._put(held.pop()))
         try:
-            yield storing
+            outcome = await result(storing)
+        except (StoreError, TimeoutError) as error:
+            return self._away(message, error)
         finally:
             if storing.cancel():
                 held.clear()
-
-    def _put(self, message: Message) -> ClaimOutcome:
-        key = Key(self._consumer, message.id)
-        self._ledger.recorder.handles_as("webhook", self._consumer)
-        outcome = self._ledger.mailbox.put_once(key, self._queue, message, self._policy)
-        self._retention.store()
-        return outcome
-
-    def _answer(self, message: Message, outcome: ClaimOutcome) -> HttpAnswer:
         match outcome:
             case Granted():
                 self._outage.over()
@@ -229,6 +211,22 @@ class Webhook:
                 )
                 return _told(200, "stored before")
         return self._away(message, refusal(outcome))
+
+    async def _result(self, storing: Future[ClaimOutcome]) -> ClaimOutcome:
+        return storing.result(self._timeout_s)
+
+    async def _result_async(
+        self, loop: asyncio.AbstractEventLoop, storing: Future[ClaimOutcome]
+    ) -> ClaimOutcome:
+        future = asyncio.wrap_future(storing, loop=loop)
+        return await asyncio.wait_for(future, self._timeout_s)
+
+    def _put(self, message: Message) -> ClaimOutcome:
+        key = Key(self._consumer, message.id)
+        self._ledger.recorder.handles_as("webhook", self._consumer)
+        outcome = self._ledger.mailbox.put_once(key, self._queue, message, self._policy)
+        self._retention.store()
+        return outcome
 
     def _away(self, message: Message, error: Exception) -> HttpAnswer:
         self._outage.met(error, message_id=message.id)
@@ -246,15 +244,6 @@ def _told(status: int, text: str, *fields: tuple[str, str]) -> HttpAnswer:
 def _plain(status: int, body: bytes, *fields: tuple[str, str]) -> HttpAnswer:
     plain = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
     return HttpAnswer(status, [*plain, *fields], body)
-
-
-def _by_name(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Header fields by their names, in lower case; the values of a repeated field are joined."""
-    names: dict[str, str] = {}
-    for name, value in fields:
-        lower = name.lower()
-        names[lower] = f"{names[lower]},{value}" if lower in names else value
-    return names
 
 
 def _check(ledger: Ledger, queue: str, verify: Verifier) -> None:

@@ -3,18 +3,19 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, Unpack
 
 from oncely._util import clock
-from oncely.http.answers import EVENT_STREAM, HELD_S, HttpAnswer
+from oncely.http.answers import HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
-from oncely.http.keyed_requests import KeyedRequests, KeyOptions
+from oncely.http.key_options import KeyOptions
+from oncely.http.keyed_requests import KeyedRequests
 from oncely.http.passing import Passing
 from oncely.http.problems import INCOMPLETE, LENGTH_REQUIRED, Refused
 from oncely.http.request_state import RequestState
-from oncely.http.request_work import RequestWork
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 
@@ -36,7 +37,7 @@ class WsgiIdempotencyKey:
 
     def __init__(self, app: WsgiApp, ledger: Ledger, **options: Unpack[KeyOptions]) -> None:
         self._app = app
-        self._requests = KeyedRequests(ledger, options)
+        self._requests = KeyedRequests(ledger, options, is_async=False)
         if "flask" in sys.modules:
             from flask import request_started
 
@@ -45,56 +46,46 @@ class WsgiIdempotencyKey:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request."""
-        fields = fields_in(environ)
-        key = self._requests.key_in(environ["REQUEST_METHOD"], fields)
-        if isinstance(key, HttpAnswer):
-            return start_whole(start_response, key)
-        if key is None:
-            environ[STATE] = RequestState(self._requests.ledger)
-            return self._app(environ, start_response)
         with ExitStack() as stack:
             try:
-                body = RequestBody(
-                    self._requests.max_body,
-                    self._requests.max_request_body,
-                    environ.get("CONTENT_LENGTH"),
-                )
-                stack.callback(body.close)
-                for piece in pieces_in(environ):
-                    body.write(piece)
-                body.check_whole()
-                if body.length and _hides_cuts(environ):
-                    raise Refused(LENGTH_REQUIRED)
-                work = self._requests.work(key, _request(environ, fields, body))
+                state, body = self._received(environ, stack)
             except Refused as refused:
                 return start_whole(start_response, self._requests.told(refused.problem))
-            body.file.seek(0)
-            state = RequestState(self._requests.ledger, work, key)
+            if body is None:
+                environ[STATE] = state
+                return self._app(environ, start_response)
             inner = {**environ, STATE: state, "wsgi.input": body.file}
             # What is kept is the application's own answer: whoever repeats the request may not
             # accept its compression.
             inner.pop("HTTP_ACCEPT_ENCODING", None)
-            return self._handle(work, inner, start_response, stack)
+            taken = _Taken(state)
+            answer = run_inline(state.answered(partial(taken.answer, self._app, inner)))
+            if answer is not None:
+                return start_whole(start_response, answer)
+            # The request ends when the server has read the response.
+            return taken.passed(start_response, stack.pop_all())
         raise AssertionError("nothing is swallowed")
 
-    def _handle(
-        self, work: RequestWork, environ: Environ, start_response: StartResponse, stack: ExitStack
-    ) -> Iterable[bytes]:
-        try:
-            with ExitStack() as inner:
-                inner.enter_context(work)
-                if not work.is_new:
-                    return start_whole(start_response, run_inline(work.replayed()))
-                taken = _Taken(work.most_kept)
-                answer = taken.answer(self._app(environ, taken.start_response))
-                if answer is None:
-                    # The request ends when the server has read the response.
-                    stack.push(inner.pop_all())
-                    return taken.passed(work, start_response, stack.pop_all())
-                work.note(answer)
-        except Exception as error:  # noqa: BLE001 - the application's own error is raised again.
-            answer = work.told(error)
-        return start_whole(start_response, answer)
+    def _received(
+        self, environ: Environ, stack: ExitStack
+    ) -> tuple[RequestState, RequestBody | None]:
+        """A request, and its body where it has a key, which `stack` closes. Raises Refused where it
+        may not run.
+        """
+        requests, fields = self._requests, fields_in(environ)
+        key = requests.key_in(environ["REQUEST_METHOD"], fields)
+        if key is None:
+            return RequestState(requests), None
+        body = requests.body(environ.get("CONTENT_LENGTH"))
+        stack.callback(body.close)
+        for piece in pieces_in(environ):
+            body.write(piece)
+        body.check_whole()
+        if body.length and _hides_cuts(environ):
+            raise Refused(LENGTH_REQUIRED)
+        state = RequestState(requests, key, _request(environ, fields, body))
+        body.file.seek(0)
+        return state, body
 
 
 def _show_in_g(_: Any, **__: Any) -> None:
@@ -107,16 +98,14 @@ def _show_in_g(_: Any, **__: Any) -> None:
 class _Taken:
     """An application's response, held back as long as it can be kept."""
 
-    def __init__(self, most_kept: int) -> None:
-        self._most_kept = most_kept
+    def __init__(self, state: RequestState) -> None:
+        self._state = state
         self._line: str | None = None
         self._fields: list[tuple[str, str]] = []
         self._held = bytearray()
         self._chunks: Iterator[bytes] = iter(())
-        self._began = clock.monotonic()
         self._close: Callable[[], object] = lambda: None
-        self.reason = ""
-        """Why the response is not held back; empty if it is."""
+        self._began = clock.monotonic()
 
     def start_response(
         self, line: str, fields: list[tuple[str, str]], exc_info: ExcInfo | None = None
@@ -124,7 +113,7 @@ class _Taken:
         """The application's start_response: the last call counts. If the response has begun, raises
         the error of `exc_info`, as PEP 3333 requires.
         """
-        if exc_info is not None and self.reason:
+        if exc_info is not None and self._state.why_passed:
             raise exc_info[1].with_traceback(exc_info[2])
         self._line, self._fields = line, fields
         return self._held.extend
@@ -140,39 +129,30 @@ class _Taken:
     def status(self) -> int:
         return int(self.line[:3])
 
-    def answer(self, chunks: Iterable[bytes]) -> HttpAnswer | None:
-        """The whole response; None if it passes through."""
+    async def answer(self, app: WsgiApp, environ: Environ) -> HttpAnswer | None:
+        """The whole response of `app`; None if it passes through."""
+        chunks = app(environ, self.start_response)
         self._chunks = iter(chunks)
         self._close = getattr(chunks, "close", self._close)
-        is_list = isinstance(chunks, Sized)
+        is_whole = isinstance(chunks, Sized)
         with ExitStack() as stack:
             stack.callback(self._close)
             for chunk in self._chunks:
                 self._held += chunk
-                self.reason = self._why_passed(is_list=is_list)
-                if self.reason:
+                is_late = clock.monotonic() > self._began + HELD_S
+                self._state.why_passed = self._state.reason_to_pass(
+                    len(self._held), self._fields, is_whole=is_whole, is_late=is_late
+                )
+                if self._state.why_passed is not None:
                     stack.pop_all()
                     return None
         return HttpAnswer(self.status, self._fields, bytes(self._held))
 
-    def _why_passed(self, *, is_list: bool) -> str:
-        if len(self._held) > self._most_kept:
-            return "it is larger than what is kept"
-        fields = {name.lower(): value for name, value in self._fields}
-        if is_list or "content-length" in fields:
-            return ""
-        is_endless = fields.get("content-type", "").startswith(EVENT_STREAM)
-        is_late = clock.monotonic() > self._began + HELD_S
-        return "it is streamed" if is_endless or is_late else ""
-
-    def passed(self, work: RequestWork, start_response: StartResponse, stack: ExitStack) -> Passing:
-        """The chunks of a response that passes through; `stack` holds the work."""
+    def passed(self, start_response: StartResponse, stack: ExitStack) -> Passing:
+        """The chunks of a response that passes through; `stack` is closed after them."""
         start_response(self.line, self._fields)
-
-        def end() -> None:
-            work.note_passed(self.status, self.reason)
-
-        return Passing(self._passing(), end, stack, self._close)
+        stack.callback(self._close)
+        return Passing(self._passing(), self._state, self.status, stack.close)
 
     def _passing(self) -> Iterator[bytes]:
         # What the application writes is passed on before the chunk that follows it.

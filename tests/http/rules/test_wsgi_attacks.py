@@ -207,7 +207,7 @@ def test_a_client_that_goes_away_does_not_stop_an_application(
 
     environ = wsgi_environ("POST", "/", "", [("Idempotency-Key", '"k"')], b"{}")
     chunks: Any = WsgiIdempotencyKey(app, ledger, consumer="api")(environ, lambda *_: print)
-    assert [next(chunks) for _ in range(are_read)] == [b"."] * are_read
+    assert [next(iter(chunks)) for _ in range(are_read)] == [b"."] * are_read
     chunks.close()
     assert [sent, states(ledger)] == [[0, 1, 2, 3, 4], [State.COMPLETED]]
 
