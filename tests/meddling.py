@@ -5,10 +5,16 @@ from typing import Any
 
 from tests.forwarding import ForwardingStore
 
+from oncely.core.errors import StoreUnavailable
 from oncely.stores.store import Store
 
 _WRITES = ("insert", "update", "delete", "transaction", "keep_retention")
 _READS = ("horizons", "load")
+
+
+def away() -> None:
+    """To meddle with: the store cannot be reached."""
+    raise StoreUnavailable("the store is away")
 
 
 class MeddlingStore(ForwardingStore):

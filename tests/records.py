@@ -59,6 +59,13 @@ def granted(outcome: Outcome) -> Claim:
     raise AssertionError(f"not granted: {outcome}")
 
 
+def record_of(ledger: Ledger, key: Key) -> Record:
+    """The record of a message that has one. Raises AssertionError where there is none."""
+    record = ledger.find(key)
+    assert record is not None, f"no record of {key}"
+    return record
+
+
 class Swap(NamedTuple):
     """A record as it is believed to be stored, and as it is to be; None where it is removed."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command, OnFile
+from tests.records import record_of
 
 from oncely import Key, State
 from oncely.core.activity import AuditEntry, Run, Worker
@@ -134,9 +135,7 @@ def test_no_audit_no_change(at: OnFile, command: Command) -> None:
         [line] = ran.err.splitlines()
         assert "nothing was changed, as the audit cannot be written: " in line
         assert "full" in line
-        record = at.ledger.find(Key("billing", "1"))
-        assert record is not None
-        assert "reset" not in (record.metadata or {})
+        assert "reset" not in (record_of(at.ledger, Key("billing", "1")).metadata or {})
         connection.execute("DROP TRIGGER no")
         connection.execute(refusing.format("UPDATE"))
     ran = command("reset", "1", "--json")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Answer, Command, OnFile, Shop
+from tests.records import record_of
 
 from oncely import Key, Message
 
@@ -19,8 +20,7 @@ def left(shop: Shop) -> list[int]:
 
 def notes(shop: Shop, id_: str) -> dict[str, str]:
     """What is kept of the reset of a record."""
-    record = shop.ledger.find(Key("shop", id_))
-    assert record is not None
+    record = record_of(shop.ledger, Key("shop", id_))
     assert record.metadata is not None
     found: dict[str, str] = record.metadata["reset"]
     return found

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Answer, Command, Keyboard, OnFile, Shop
+from tests.records import record_of
 
 from oncely import Granted, Key, Message, Policy, State, open_ledger
 from oncely.cli import main as run_main
@@ -269,8 +270,7 @@ def test_list_by_id(filled: OnFile, command: Command) -> None:
 
 def test_list_as_json_has_every_field(filled: OnFile, command: Command) -> None:
     """What `show` and `list` print as JSON is the record as the ledger has it."""
-    record = filled.ledger.find(ONE)
-    assert record is not None
+    record = record_of(filled.ledger, ONE)
     fields = {name: value for name, value in record._asdict().items() if name != "key"}
     expected = {
         **fields,
@@ -446,10 +446,9 @@ def test_reset(filled: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch
     """What failed for good runs again, and the record tells who allowed it, and why."""
     ran = command("reset", "order-1", "--consumer", "sms", "--by", "ann", "--why", "new number")
     assert ran == (0, "reset 'order-1' (sms) by ann: new number\n", "")
-    record = filled.ledger.find(Key("sms", "order-1"))
-    assert record is not None
-    assert record.metadata is not None
-    assert record.metadata["reset"].items() >= {"by": "ann", "why": "new number"}.items()
+    record = record_of(filled.ledger, Key("sms", "order-1"))
+    note = (record.metadata or {})["reset"]
+    assert note.items() >= {"by": "ann", "why": "new number"}.items()
     assert isinstance(filled.ledger.claim(record.key), Granted)
     monkeypatch.setenv("LOGNAME", "bob")
     assert json.loads(command("reset", "order-2", "--json").out) == {

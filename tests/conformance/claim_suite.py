@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.commands import (
     Busy,
@@ -15,7 +15,7 @@ from oncely.core.commands import (
 )
 from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
-from oncely.core.record import Claim, Key, Record, State, birth_of
+from oncely.core.record import Claim, Key, State, birth_of
 from oncely.ledger.asking import new_token, to_claim
 from oncely.ledger.driver import SyncDriver, run_inline
 from oncely.ledger.ledger import Ledger
@@ -72,9 +72,9 @@ class ClaimRules:
         token = new_token()
         for _ in range(3):
             assert isinstance(ledger.claim(KEY, token=token), Handled)
-        assert _found(ledger).duplicates == 1
+        assert record_of(ledger, KEY).duplicates == 1
         assert isinstance(ledger.claim(KEY), Handled)
-        assert _found(ledger).duplicates == 2
+        assert record_of(ledger, KEY).duplicates == 2
 
     # ---- With a claim ----------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class ClaimRules:
         old = granted(ledger.claim(KEY, "60s"))
         clock.advance(61)
         new = granted(ledger.claim(KEY, "60s"))
-        before = _found(ledger)
+        before = record_of(ledger, KEY)
         outcomes = [
             *ledger.handled_many([old]),
             *ledger.complete_many([old], ["old"]),
@@ -92,7 +92,7 @@ class ClaimRules:
             *ledger.extend_many([old], "60s"),
         ]
         assert outcomes == [Fenced(before)] * 5
-        assert _found(ledger) == before
+        assert record_of(ledger, KEY) == before
         ledger.complete(new)
 
     def test_senders_race(self, ledger: Ledger) -> None:
@@ -121,7 +121,7 @@ class ClaimRules:
         ledger.complete(claims[0])
         ledger.complete(claims[1], "second")
         ledger.mailbox.finish([keys[2]])
-        found = [_found(ledger, key).result for key in keys]
+        found = [record_of(ledger, key).result for key in keys]
         assert found == [{"charged": 7}, "second", ["é", None]]
 
     # ---- Without a claim -------------------------------------------------------------------------
@@ -135,10 +135,10 @@ class ClaimRules:
         claim = granted(ledger.claim(KEY, "60s"))
         assert ledger.count_delivery(KEY).attempts == 2
         ledger.complete(claim, "done")
-        before = _found(ledger)
+        before = record_of(ledger, KEY)
         counted = ledger.count_delivery(KEY)
         assert (counted.attempts, counted.duplicates) == (3, 0)
-        found = _found(ledger)
+        found = record_of(ledger, KEY)
         assert found == before._replace(
             attempts=3, version=found.version, last_seen=found.last_seen
         )
@@ -188,7 +188,7 @@ class ClaimStatements:
         outcomes = [*ledger.complete_many(claims, list(range(100)))]
         assert outcomes.pop(42) == Fenced(None)
         assert all(isinstance(outcome, Written) for outcome in outcomes)
-        assert _found(ledger, keys[99]).result == 99
+        assert record_of(ledger, keys[99]).result == 99
 
     @pytest.mark.parametrize("rounds", [1, 2])
     def test_many_claims_with_tokens_of_their_own(self, ledger: Ledger, rounds: int) -> None:
@@ -211,16 +211,10 @@ class ClaimStatements:
         outcomes = [*ledger.complete_many(claims)]
         assert outcomes.pop(42) == Fenced(None)
         assert _kinds(outcomes) == ["Written"] * 99
-        found = [_found(ledger, key) for key in (keys[41], keys[43])]
+        found = [record_of(ledger, key) for key in (keys[41], keys[43])]
         assert [(each.state, each.birth, each.fingerprint) for each in found] == [
             (State.COMPLETED, tokens[n], marks[n]) for n in (41, 43)
         ]
-
-
-def _found(ledger: Ledger, key: Key = KEY) -> Record:
-    record = ledger.find(key)
-    assert record is not None
-    return record
 
 
 def _kinds(outcomes: Sequence[object]) -> list[str]:

@@ -8,7 +8,18 @@ from dataclasses import replace
 
 from tests.conformance.record_suite import failed, inserted, stored
 from tests.conformance.waiting_suite import HOLD_S, RETRIES, retry
-from tests.records import LEASE_S, PARENT, Doing, Swap, deferred, fresh, granted, key_of, swap
+from tests.records import (
+    LEASE_S,
+    PARENT,
+    Doing,
+    Swap,
+    deferred,
+    fresh,
+    granted,
+    key_of,
+    record_of,
+    swap,
+)
 from tests.records import insert as insert_in
 
 from oncely.core.commands import Busy, Duplicate, Granted, TooOld
@@ -87,9 +98,7 @@ class RecordRaces:
         clock.advance(61)
         outcomes = at_once(_RACERS, lambda _: ledger.claim(KEY))
         assert Counter(map(type, outcomes)) == {Busy: _RACERS - 1, Granted: 1}
-        record = ledger.find(KEY)
-        assert record is not None
-        assert record.fence == 2
+        assert record_of(ledger, KEY).fence == 2
 
     def test_operators_race_for_records(self, ledger: Ledger, clock: AdvancingClock) -> None:
         """Of two who decide about each record in doubt, in opposite ways, one is told that it is
@@ -206,7 +215,7 @@ class TransactionRaces:
             doing.ledger.handled(claim, None, [deferred(d, d, parent=parent) for d in "ab"])
             messages = doing.ledger.mailbox.take(2, "60s", [parent])
             at_once(2, lambda n: doing.ledger.mailbox.sent([messages[n]]))  # noqa: B023 - all end here.
-            assert _state(doing.ledger, parent) is State.COMPLETED
+            assert record_of(doing.ledger, parent).state is State.COMPLETED
         assert doing.ledger.mailbox.backlog().waiting == 0
 
     def test_purges_of_steps_race(self, doing: Doing, clock: AdvancingClock) -> None:
@@ -323,8 +332,3 @@ class TransactionRaces:
 
 def _later(record: Record, **fields: object) -> Record:
     return record._replace(version=record.version + 1, lease_until=LEASE_S, **fields)  # type: ignore[arg-type]
-
-
-def _state(ledger: Ledger, key: Key) -> State | None:
-    record = ledger.find(key)
-    return record and record.state

@@ -14,7 +14,7 @@ import pytest
 from redis import Redis as Client
 from tests.conformance.store_suite import StatementsOfRecords
 from tests.logs import events_in
-from tests.records import Swap, granted, insert, swap
+from tests.records import Swap, granted, insert, record_of, swap
 from tests.servers import Redis
 
 from oncely.core.commands import Busy
@@ -74,8 +74,7 @@ def test_times_are_the_servers(redis_url: str, key: Key) -> None:
     ledger = Ledger(RedisStore(redis_url))
     before = time.time()
     granted(ledger.claim(key, "60s"))
-    record = ledger.find(key)
-    assert record is not None
+    record = record_of(ledger, key)
     assert before - 1 < record.first_seen < time.time() + 1
     assert record.first_seen == record.last_seen == round(record.last_seen, 6)
     assert record.lease_until == pytest.approx(record.last_seen + 60, abs=1e-5)

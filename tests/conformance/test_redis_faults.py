@@ -13,7 +13,7 @@ from redis import Redis as Client
 from tests.conditions import wait_until
 from tests.processes import claim_all, exit_of, forked, key_of
 from tests.proxy import Proxy
-from tests.records import Swap, granted, insert, swap
+from tests.records import Swap, granted, insert, record_of, swap
 from tests.servers import Redis
 
 from oncely.core.commands import Duplicate, Granted
@@ -234,8 +234,7 @@ def test_claim_whose_reply_is_lost(store: RedisStore, proxy: Proxy, *, delivers:
     assert (claim.fence, claim.attempts) == (3, 3)
     proxy.cut(b"EVALSHA", delivers=delivers)
     ledger.complete(claim, "done")
-    record = ledger.find(key)
-    assert record is not None
+    record = record_of(ledger, key)
     assert (record.state, record.result) == (State.COMPLETED, "done")
     assert proxy.cuts == 6
 

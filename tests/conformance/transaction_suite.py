@@ -17,6 +17,7 @@ from tests.records import (
     ids_of,
     insert,
     key_of,
+    record_of,
     swap,
 )
 
@@ -211,11 +212,9 @@ class TransactionRules:
             ledger.happened(PARENT)
         clock.advance(61)
         ledger.happened(PARENT, by="ann", why="it is on the bill")
-        record = ledger.find(PARENT)
-        assert record is not None
+        record = record_of(ledger, PARENT)
         assert (record.state, record.lease_until) == (State.COMPLETED, None)
-        assert record.metadata is not None
-        note = record.metadata["happened"]
+        note = (record.metadata or {})["happened"]
         assert (note["by"], note["why"]) == ("ann", "it is on the bill")
         with pytest.raises(FencedError):
             ledger.complete(claim)
@@ -271,11 +270,6 @@ class TransactionRules:
 
 def _later(record: Record, **fields: Any) -> Record:
     return record._replace(version=record.version + 1, lease_until=LEASE_S, **fields)
-
-
-def _state(ledger: Ledger, key: Key) -> State | None:
-    record = ledger.find(key)
-    return record and record.state
 
 
 def _fail_to_wait(ledger: Ledger) -> None:

@@ -8,6 +8,7 @@ import redis
 from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyAlreadyInProgressError
 from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
 from tests.docs.sections import Broker, Charges, Page, deliveries, dies
+from tests.records import record_of
 
 import oncely
 
@@ -78,9 +79,7 @@ def test_results_are_taken_over(releases: Releases, charges: Charges) -> None:
     for charge in (releases.zero, releases.first, releases.second, releases.first, releases.zero):
         assert charge(order={"id": "order-1"}) == kept
     assert charges.done == {"order-1": 1}
-    record = releases.ledger.find(oncely.Key("billing", "order-1"))
-    assert record is not None
-    assert record.result == kept
+    assert record_of(releases.ledger, oncely.Key("billing", "order-1")).result == kept
 
 
 def test_a_process_that_dies_loses_nothing(

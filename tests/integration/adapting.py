@@ -15,8 +15,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from sqlalchemy import Engine, text
 from tests.conditions import LIMIT_S
 from tests.integration.drivers import engine_on
+from tests.records import record_of
 
-from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.ledger.ledger import Ledger, open_ledger
 
@@ -51,14 +51,7 @@ class Effects:
 
 def found(ledger: Ledger, consumer: str, message_id: str) -> Record:
     """The record of a message that has one."""
-    record = ledger.find(Key(consumer, message_id))
-    assert record is not None
-    return record
-
-
-def fail_to_store() -> None:
-    """To meddle with: the store is away."""
-    raise StoreUnavailable("away")
+    return record_of(ledger, Key(consumer, message_id))
 
 
 # ---- Rows beside the ledger --------------------------------------------------------------------

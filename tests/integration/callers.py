@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 from tests.django_setup import set_up_django
 from tests.integration.drivers import engine_on
+from tests.records import record_of
 
 from oncely.core.record import Key, Record
 from oncely.ledger.ledger import Ledger, open_ledger
@@ -44,9 +45,7 @@ class Place(NamedTuple):
 
     def find(self, key: Key) -> Record:
         """The record of `key`, as it is stored."""
-        record = self.ledger.find(key)
-        assert record is not None
-        return record
+        return record_of(self.ledger, key)
 
 
 @contextmanager

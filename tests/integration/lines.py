@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import make_url
 from tests.proxy import Proxy
+from tests.records import record_of
 
 from oncely.core.record import Key, Record
 from oncely.ledger.ledger import Ledger, open_ledger
@@ -26,9 +27,9 @@ class Line:
     proxy: Proxy
     other: Ledger
 
-    def stored(self, key: Key = KEY) -> Record | None:
+    def stored(self, key: Key = KEY) -> Record:
         """The record as it is stored."""
-        return self.other.find(key)
+        return record_of(self.other, key)
 
 
 @contextmanager

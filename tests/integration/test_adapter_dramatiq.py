@@ -20,12 +20,11 @@ from tests.conditions import wait_until
 from tests.integration.adapting import (
     WRITE,
     Bank,
-    fail_to_store,
     found,
     waiting,
 )
 from tests.logs import of_event
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
 from oncely.adapters.dramatiq import OnceMiddleware
@@ -252,7 +251,7 @@ def test_store_away(
     caplog.set_level("INFO", "oncely")
     broker.add_middleware(OnceMiddleware(ledger))
     message = actors.declare("charge", max_retries=0).send("order")
-    meddling.meddle = fail_to_store
+    meddling.meddle = away
     worker.start()
     wait_until(lambda: meddling.calls.count("insert") >= 2)
     assert not actors.runs
@@ -262,7 +261,7 @@ def test_store_away(
     assert found(ledger, *key).attempts == 1
     wait_until(lambda: of_event(caplog, "store_available"))
     [logged] = of_event(caplog, "store_unavailable")
-    assert logged.getMessage() == "the store cannot be reached: away; trying again"
+    assert logged.getMessage() == "the store cannot be reached: the store is away; trying again"
 
 
 def test_which_actors(

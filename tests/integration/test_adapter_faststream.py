@@ -25,13 +25,12 @@ from tests.integration.adapting import (
     Bank,
     channel_to,
     declare,
-    fail_to_store,
     found,
     publish,
     waiting,
 )
 from tests.logs import of_event
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
 from oncely._util import clock
@@ -430,7 +429,7 @@ def test_store_away(url: str, ledger: Ledger, meddling: MeddlingStore) -> None:
     async def run() -> None:
         async with broker:
             await broker.start()
-            meddling.meddle = fail_to_store
+            meddling.meddle = away
             await broker.publish("order", "work", message_id="a")
             await wait_until_async(lambda: meddling.calls.count("insert") >= 2)
             assert not handled

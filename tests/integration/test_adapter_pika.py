@@ -18,7 +18,6 @@ from tests.integration.adapting import (
     bank_at,
     channel_to,
     declare,
-    fail_to_store,
     found,
     process,
     publish,
@@ -26,7 +25,7 @@ from tests.integration.adapting import (
 )
 from tests.integration.pika_worker import callback_in, ledger_in
 from tests.logs import of_event
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
 from oncely._util.crash_points import ENVIRONMENT
@@ -193,7 +192,7 @@ def test_store_away(
     """While the store is away nothing is acknowledged, and no try is spent."""
     publish(channel, "work", "a")
     handler = Handler()
-    meddling.meddle = fail_to_store
+    meddling.meddle = away
     callback = once_callback(ledger, "billing", handler)
 
     def asked_twice() -> bool:

@@ -9,7 +9,7 @@ import pytest
 from tests.conditions import wait_until
 from tests.conformance.conftest import url_of
 from tests.logs import events_in
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely import ops
 from oncely.core.activity import AuditEntry
@@ -37,21 +37,15 @@ def failed(ledger: Ledger, message_id: str, consumer: str = "billing") -> Record
     """The record of a message that has failed permanently."""
     key = Key(consumer, message_id)
     ledger.fail(granted(ledger.claim(key)), "no", final=True)
-    return the(ledger, key)
+    return record_of(ledger, key)
 
 
 def in_doubt(ledger: Ledger, message_id: str) -> tuple[Claim, Record]:
     """A claim whose lease is over, and its record."""
     key = Key("billing", message_id)
     claim = granted(ledger.claim(key, lease=0.001))
-    wait_until(lambda: ops.word_for(the(ledger, key), ledger.now()) == ops.IN_DOUBT)
-    return claim, the(ledger, key)
-
-
-def the(ledger: Ledger, key: Key) -> Record:
-    found = ledger.find(key)
-    assert found is not None
-    return found
+    wait_until(lambda: ops.word_for(record_of(ledger, key), ledger.now()) == ops.IN_DOUBT)
+    return claim, record_of(ledger, key)
 
 
 def aside(message_id: str, consumer: str = "billing") -> WaitingMessage:
@@ -106,7 +100,7 @@ def test_a_probe_decides(ledger: Ledger, finding: Finding, state: State) -> None
         probed = ops.probe(ledger, each, probe, by="ann")
         assert probed.finding == finding
         assert bool(probed.changed.done) is (state is not State.PROCESSING)
-        assert the(ledger, each.key).state is state
+        assert record_of(ledger, each.key).state is state
     assert [(each.id, each.body) for each in asked] == [("1", b"{}"), ("2", b"")]
 
 
@@ -118,8 +112,8 @@ def test_one_entry_for_each_action(ledger: Ledger) -> None:
     records = [failed(ledger, "1"), failed(ledger, "2")]
     done = Key("billing", "done")
     ledger.complete(granted(ledger.claim(done)))
-    ops.reset(ledger, [*records, the(ledger, done)], by="ann", why="back")
-    ops.forget(ledger, [the(ledger, done)], by="bob")
+    ops.reset(ledger, [*records, record_of(ledger, done)], by="ann", why="back")
+    ops.forget(ledger, [record_of(ledger, done)], by="bob")
     others = [failed(ledger, "3"), failed(ledger, "4", "mail")]
     ops.forget(ledger, others, by="cid")
     assert noted(ledger) == [

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import url_of
-from tests.integration.test_auditing import aside, failed, in_doubt, the
-from tests.records import granted
+from tests.integration.test_auditing import aside, failed, in_doubt
+from tests.records import granted, record_of
 from tests.turns import in_turn
 
 from oncely import ops
@@ -245,4 +245,4 @@ def test_a_mistake_is_no_doubt(full: Full) -> None:
         0,
         0,
     )
-    assert the(full.ledger, full.failed.key).state is State.FAILED
+    assert record_of(full.ledger, full.failed.key).state is State.FAILED

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from tests.conformance.conftest import SHARED, url_of
 from tests.meddling import MeddlingStore
 from tests.processes import key_of
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely import open_ledger
 from oncely._util import sqlite_files
@@ -106,9 +106,7 @@ def test_lease_begins_when_the_lock_is_had(
             assert waits.wait(60)
             clock.advance(61)
         granted(claim.result(60))
-    record = ledger.find(key_of(0))
-    assert record is not None
-    assert record.lease_until == clock.now + 60
+    assert record_of(ledger, key_of(0)).lease_until == clock.now + 60
 
 
 def test_connections_that_always_break(meddling: MeddlingStore) -> None:

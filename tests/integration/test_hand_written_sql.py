@@ -8,11 +8,11 @@ from contextlib import closing
 import pytest
 from tests.integration.drivers import Psycopg, connect_postgresql
 from tests.integration.handwritten import Service
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.commands import Busy, Duplicate, Granted
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.testing import at_once
 
@@ -61,14 +61,14 @@ def test_what_the_service_sent_is_a_duplicate(ledger: Ledger, service: Service) 
     service.mark_sent(_ID)
     assert isinstance(ledger.claim(_KEY), Duplicate)
     assert service.status(_ID) == "sent"
-    assert _found(ledger).duplicates == 1
+    assert record_of(ledger, _KEY).duplicates == 1
 
 
 def test_what_the_service_failed_may_run_again(ledger: Ledger, service: Service) -> None:
     """A message that failed for the service is the ledger's, where the policy tries again."""
     service.mark_processing(_ID, {"to": "+49"})
     service.mark_failed(_ID, "no credit")
-    assert _found(ledger).error == "no credit"
+    assert record_of(ledger, _KEY).error == "no credit"
     claim = granted(ledger.claim(_KEY, policy=Policy(on_failed="retry")))
     assert (claim.fence, claim.attempts) == (2, 2)
     ledger.complete(claim)
@@ -96,7 +96,7 @@ def test_attempts_unknown(ledger: Ledger, service: Service, psql: Psycopg) -> No
     claim = granted(ledger.claim(_KEY))
     assert claim.attempts == 2
     ledger.fail(claim, "no credit")
-    assert _found(ledger).metadata == {"metadata": ["+49"], "error": "no credit"}
+    assert record_of(ledger, _KEY).metadata == {"metadata": ["+49"], "error": "no credit"}
 
 
 # ---- The ledger first --------------------------------------------------------------------------
@@ -192,9 +192,3 @@ def _done_by_ledger(url: str, ids: list[str]) -> list[str]:
                 ledger.complete(outcome.claim)
                 done.append(id_)
     return done
-
-
-def _found(ledger: Ledger) -> Record:
-    record = ledger.find(_KEY)
-    assert record is not None
-    return record

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 from tests.integration.drivers import engine_on
 from tests.integration.hostile import CONSUMER, HANDLERS, End, Scene
+from tests.records import record_of
 from tests.turns import in_turn
 
 from oncely._util import clock as process_clock
@@ -89,9 +90,7 @@ class Play:
         return dict(found)
 
     def record(self, message_id: str | None = None) -> Record:
-        record = self.scene.ledger.find(Key(CONSUMER, message_id or self.scene.message_id))
-        assert record is not None, "there is no record"
-        return record
+        return record_of(self.scene.ledger, Key(CONSUMER, message_id or self.scene.message_id))
 
     def check_first(self) -> None:
         """After the hostile run, effect and record agree."""

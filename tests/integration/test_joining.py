@@ -206,13 +206,6 @@ def test_connection_that_has_not_begun(place: Place) -> None:
     assert place.find(KEY).state is State.COMPLETED
 
 
-def test_connection_that_is_not_committed(place: Place) -> None:
-    """Nor does the ledger commit by itself."""
-    with place.engine.connect() as connection, place.ledger.transaction(connection) as inbox:
-        inbox.complete(granted(inbox.claim(KEY)))
-    assert place.ledger.find(KEY) is None
-
-
 def test_scoped_session(place: Place) -> None:
     """What web frameworks keep for each request is a session too."""
     session = scoped_session(sessionmaker(place.engine))

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import pytest
 from tests.integration.lines import KEY, MESSAGE_ID, REFUSES, Line
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreUnavailable
@@ -61,7 +61,6 @@ def test_later_claim_while_the_server_is_away(line: Line, delivers: bool) -> Non
     assert (claim.fence, claim.attempts) == (2, 2)
     line.ledger.release(claim)
     record = line.stored()
-    assert record is not None
     assert (record.attempts, record.fence) == (1, 2)
     assert granted(line.other.claim(KEY)).attempts == 2
 
@@ -73,9 +72,7 @@ def test_duplicate(line: Line, delivers: bool) -> None:
     outcome = line.ledger.claim(KEY)
     assert isinstance(outcome, Duplicate)
     assert outcome.record.result == "kept"
-    record = line.stored()
-    assert record is not None
-    assert record.duplicates <= 1
+    assert line.stored().duplicates <= 1
 
 
 # ---- With a claim ------------------------------------------------------------------------------
@@ -97,7 +94,6 @@ def test_write(
     line.proxy.cut(_WORD, delivers=delivers)
     write(line.ledger, claim)
     record = line.stored()
-    assert record is not None
     assert (record.state, record.fence, record.attempts) == (state, 1, 1)
     # To extend a lease twice is to extend it.
     most = 2 if state is State.PROCESSING else 1
@@ -111,7 +107,7 @@ def test_release_of_the_first_claim(line: Line, delivers: bool) -> None:
     claim = granted(line.ledger.claim(KEY))
     line.proxy.cut(_WORD, delivers=delivers)
     line.ledger.release(claim)
-    assert line.stored() is None
+    assert line.other.find(KEY) is None
     granted(line.ledger.claim(KEY))
 
 
@@ -122,7 +118,6 @@ def test_release_of_a_later_claim(line: Line, delivers: bool) -> None:
     line.proxy.cut(_WORD, delivers=delivers)
     line.ledger.release(claim)
     record = line.stored()
-    assert record is not None
     assert (record.state, record.attempts, record.fence) == (State.FAILED, 1, 2)
     assert granted(line.ledger.claim(KEY)).fence == 3
 
@@ -134,15 +129,12 @@ def test_reading(line: Line, delivers: bool) -> None:
     """What is only read is read again, and nobody notices."""
     line.other.complete(granted(line.other.claim(KEY)), 17)
     line.proxy.cut(_WORD, delivers=delivers)
-    record = line.ledger.find(KEY)
-    assert record is not None
-    assert record.result == 17
+    assert record_of(line.ledger, KEY).result == 17
 
 
 def _check_is_stored(line: Line, claim: Claim, attempts: int) -> None:
     """The claim is the newest of its record, and its holder can complete it."""
     record = line.stored()
-    assert record is not None
     assert _same(record, claim)
     assert (record.state, record.attempts) == (State.PROCESSING, attempts)
     assert record.lease_until == pytest.approx(line.other.now() + 60, abs=30)

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from tests.conditions import LIMIT_S
 from tests.integration.drivers import as_a_program, engine_on
 from tests.proxy import Proxy
+from tests.records import record_of
 
 from oncely.core.errors import EndedError, StoreError
 from oncely.core.message import Message
@@ -48,9 +49,7 @@ class Bank(NamedTuple):
 
     def record(self) -> Record:
         """The record of the message."""
-        record = self.ledger.find(Key("billing", MESSAGE.id))
-        assert record is not None
-        return record
+        return record_of(self.ledger, Key("billing", MESSAGE.id))
 
 
 @pytest.fixture(params=_ASYNC)

@@ -13,7 +13,7 @@ from tests.integration.lines import MESSAGE_ID, REFUSES, Line
 from oncely.consumer import Consumer
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Record, State
+from oncely.core.record import State
 from oncely.once import once
 from oncely.transports.open_transport import open_transport
 
@@ -23,13 +23,6 @@ pytestmark = pytest.mark.usefixtures("hurried")
 def go_away(line: Line) -> None:
     """The reply to the next request about the message is lost, and then the server is away."""
     line.proxy.cut(MESSAGE_ID.encode(), delivers=True, refuses=REFUSES)
-
-
-def stored(line: Line) -> Record:
-    """The record as it is stored."""
-    record = line.stored()
-    assert record is not None
-    return record
 
 
 def consumed(line: Line, handler: Any, policy: Policy) -> Any:
@@ -51,7 +44,7 @@ def test_claim(line: Line, *, hold: bool) -> None:
     report = consumed(line, lambda message: handled.append(message.id), policy)
     assert handled == [MESSAGE_ID]
     assert (report.handled, report.retried, report.dead_lettered) == (1, 0, 0)
-    assert (stored(line).state, stored(line).attempts) == (State.COMPLETED, 1)
+    assert (line.stored().state, line.stored().attempts) == (State.COMPLETED, 1)
 
 
 def test_completion(line: Line) -> None:
@@ -64,7 +57,7 @@ def test_completion(line: Line) -> None:
 
     report = consumed(line, handle, Policy(lease="2m", tries=1))
     assert (handled, report.handled, report.dead_lettered) == ([MESSAGE_ID], 1, 0)
-    assert stored(line).state is State.COMPLETED
+    assert line.stored().state is State.COMPLETED
 
 
 def test_step(line: Line) -> None:
@@ -82,7 +75,7 @@ def test_step(line: Line) -> None:
 
     assert handle(Message(MESSAGE_ID)) == "receipt"
     assert handle(Message(MESSAGE_ID)) is None
-    assert (debits, stored(line).attempts) == (["debit"], 1)
+    assert (debits, line.stored().attempts) == (["debit"], 1)
 
 
 def test_once(line: Line) -> None:

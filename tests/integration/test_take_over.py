@@ -13,12 +13,12 @@ from tests.integration.drivers import (
 )
 from tests.integration.handwritten import TABLE, Service
 from tests.integration.test_schema import _run as run_by_hand
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.commands import Busy, Duplicate
 from oncely.core.errors import StoreError
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
 
 _CONSUMER = "sms-service"
@@ -73,7 +73,7 @@ def check_taken_over(ledger: Ledger) -> None:
     """The table is in order, and its three old rows are what they were, for the ledger."""
     assert ledger.problems() == []
     assert ledger.migration_sql() == ""
-    before = {key: _found(ledger, key) for key in (_SENT, _FAILED, _BEGUN)}
+    before = {key: record_of(ledger, key) for key in (_SENT, _FAILED, _BEGUN)}
     for record in before.values():
         assert record.first_seen == pytest.approx(ledger.now() - 2 * _DAY_S, abs=60)
         assert record.last_seen == pytest.approx(ledger.now(), abs=60)
@@ -84,7 +84,7 @@ def check_taken_over(ledger: Ledger) -> None:
     claim = granted(ledger.claim(_FAILED))
     assert (claim.fence, claim.attempts) == (2, 4)
     ledger.complete(ledger.extend(claim, "60s"), {"sent": True})
-    after = _found(ledger, _FAILED)
+    after = record_of(ledger, _FAILED)
     assert (after.state, after.result) == (State.COMPLETED, {"sent": True})
     assert after.first_seen == before[_FAILED].first_seen
 
@@ -142,7 +142,7 @@ def test_postgresql_service_goes_on(handmade: str) -> None:
         ledger.migrate()
         service = Service(connection, _CONSUMER)
         assert service.claims("new")
-        record = _found(ledger, Key(_CONSUMER, "new"))
+        record = record_of(ledger, Key(_CONSUMER, "new"))
         assert record.last_seen == pytest.approx(ledger.now(), abs=5)
         service.mark_sent("new")
         assert isinstance(ledger.claim(Key(_CONSUMER, "new")), Duplicate)
@@ -218,10 +218,10 @@ def test_mysql_last_seen_is_renewed_for_the_service(mysql_url: str, mysql: PyMys
     _fill_mysql(mysql, _MYSQL_TABLE.format(first=_RENEWED, last=_RENEWED))
     with closing(open_ledger(mysql_url)) as ledger:
         ledger.migrate()
-        before = _found(ledger, _BEGUN)
+        before = record_of(ledger, _BEGUN)
         rows_of(mysql, "SET time_zone = '+00:00'")
         rows_of(mysql, "UPDATE processed_messages SET status = 'sent' WHERE message_id = 'begun'")
-        after = _found(ledger, _BEGUN)
+        after = record_of(ledger, _BEGUN)
         assert after.last_seen > before.last_seen
         assert after.first_seen == before.first_seen
 
@@ -266,9 +266,3 @@ def test_sqlite_table(file: Path, *, by_hand: bool) -> None:
         migrate(ledger, f"sqlite:///{file}", by_hand=by_hand)
         check_taken_over(ledger)
         check_new_messages(ledger)
-
-
-def _found(ledger: Ledger, key: Key) -> Record:
-    record = ledger.find(key)
-    assert record is not None
-    return record

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from tests.records import record_of
 
 from oncely import Consumer, Message, open_ledger, open_transport
 from oncely.core.record import Key, State
@@ -60,9 +61,10 @@ def test_given_up_once(consumer: Consumer, ledger: Ledger, transport: Transport)
     assert (letter.message, letter.key, letter.attempts) == (sms(1), Key(NAME, "sms-1"), 3)
     assert "gateway is down" in letter.reason
     assert letter.error is not None
+    assert letter.error.startswith("Traceback")
     assert "hunter2" not in letter.reason + letter.error
-    record = ledger.find(Key(NAME, "sms-1"))
-    assert record is not None
+    assert 0 < letter.first_seen <= letter.last_seen
+    record = record_of(ledger, Key(NAME, "sms-1"))
     assert (record.state, record.attempts, record.exhausted) == (State.FAILED, 3, True)
     assert "gateway is down" in str(record.error)
 

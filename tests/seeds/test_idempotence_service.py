@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy import Engine, text
 from tests.conditions import wait_until
 from tests.logs import events_in
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
+from tests.records import record_of
 from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, open_real, orders_in
 
 from oncely._util.signals import told_to_stop
-from oncely.core.control import Retry, Unrecoverable
 from oncely.core.errors import FencedError, MessageError, RefusedError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle import handler_context
 from oncely.service import IdempotenceService, ProcessingStatus
@@ -31,6 +31,7 @@ _CONSUMER = "inbox-work"
 MESSAGE = Message("order-1", b'{"amount": 10}')
 INVOICE = Message("invoice-1", b"{}")
 RECEIPT = Message("receipt-1", b"{}")
+_KEY = Key(_CONSUMER, MESSAGE.id)
 
 ASSIGNED, IGNORE = ProcessingStatus.ASSIGNED, ProcessingStatus.IGNORE
 MESSAGE_HANDLED = ProcessingStatus.MESSAGE_HANDLED
@@ -188,7 +189,7 @@ def test_untracked_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> 
     """Where the policy says so, a message runs unasked then, and is not looked for afterwards."""
     store = MeddlingStore(MemoryStore())
     ledger = Ledger(store)
-    store.meddle = _away
+    store.meddle = away
     cautious = IdempotenceService(ledger, _CONSUMER)
     with pytest.raises(StoreUnavailable):
         cautious.processing_status(MESSAGE)
@@ -205,10 +206,6 @@ def test_untracked_while_the_store_is_away(caplog: pytest.LogCaptureFixture) -> 
     assert service.processing_status(MESSAGE) is ASSIGNED
     service.processing_completed(MESSAGE)
     assert _state(ledger) is State.COMPLETED
-
-
-def _away() -> None:
-    raise StoreUnavailable("it is away")
 
 
 @in_memory
@@ -364,7 +361,7 @@ def test_what_is_not_ones_own_is_refused(
         other.processing_status(MESSAGE)
     if state == "failed":
         other.processing_failed(MESSAGE, ValueError())
-    before = ledger.find(Key(_CONSUMER, MESSAGE.id))
+    before = ledger.find(_KEY)
     with pytest.raises(RefusedError, match="not being processed here"):
         service.message_handled(MESSAGE)
     with pytest.raises(RefusedError, match="cannot be completed: it is not handled"):
@@ -372,7 +369,7 @@ def test_what_is_not_ones_own_is_refused(
     with pytest.raises(RefusedError, match="send it at once"):
         service.add_deferred_message(MESSAGE, INVOICE)
     assert service.processing_failed(MESSAGE, ValueError()) == timedelta(seconds=30)
-    assert ledger.find(Key(_CONSUMER, MESSAGE.id)) == before
+    assert ledger.find(_KEY) == before
 
 
 # ---- Failure -----------------------------------------------------------------------------------
@@ -385,8 +382,7 @@ def test_failed_handler_runs_again(
     service.processing_status(MESSAGE)
     service.add_deferred_message(MESSAGE, INVOICE)
     assert service.processing_failed(MESSAGE, ValueError("no credit")) == timedelta(seconds=30)
-    record = ledger.find(Key(_CONSUMER, MESSAGE.id))
-    assert record is not None
+    record = record_of(ledger, _KEY)
     assert (record.state, record.error) == (State.FAILED, "ValueError: no credit")
     assert other.processing_status(MESSAGE) is ASSIGNED
     other.message_handled(MESSAGE)
@@ -403,23 +399,6 @@ def test_five_attempts_and_their_delays(service: IdempotenceService) -> None:
     assert delays == [*(timedelta(seconds=seconds) for seconds in (30, 120, 300, 300)), None]
     assert service.processing_status(MESSAGE) is IGNORE
     assert service.reason(MESSAGE) == "exhausted"
-
-
-@in_memory
-def test_unrecoverable_goes_to_the_error_queue_at_once(service: IdempotenceService) -> None:
-    """An error declared unrecoverable is not tried again."""
-    service.processing_status(MESSAGE)
-    assert service.processing_failed(MESSAGE, Unrecoverable("closed account")) is None
-    assert service.processing_status(MESSAGE) is IGNORE
-    assert service.reason(MESSAGE) == "exhausted"
-
-
-@in_memory
-def test_a_handler_may_choose_its_delay(service: IdempotenceService) -> None:
-    """Retry says when the message is to come again."""
-    service.processing_status(MESSAGE)
-    delay = service.processing_failed(MESSAGE, Retry("rate limit", delay="7s"))
-    assert delay == timedelta(seconds=7)
 
 
 @in_memory
@@ -544,22 +523,6 @@ def _heartbeats() -> int:
     return sum(thread.name == "oncely-heartbeat" for thread in threading.enumerate())
 
 
-@on_a_server_too
-def test_nothing_is_left_of_a_handler_that_fails(ledger: Ledger, engine: Engine) -> None:
-    """When the transaction is rolled back there is no claim, no write and nothing deferred."""
-    with engine.connect() as connection, ledger.transaction(connection) as inbox:
-        transaction = IdempotenceService(inbox, _CONSUMER)
-        transaction.processing_status(MESSAGE)
-        connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
-        transaction.add_deferred_message(MESSAGE, INVOICE, "archive")
-        transaction.message_handled(MESSAGE)
-    # Closed without a commit: it is rolled back.
-    assert orders_in(engine) == []
-    assert ledger.counts() == {}
-    assert ledger.mailbox.deferred(Key(_CONSUMER, MESSAGE.id)) == []
-    assert IdempotenceService(ledger, _CONSUMER).processing_status(MESSAGE) is ASSIGNED
-
-
 # ---- The lease ---------------------------------------------------------------------------------
 
 
@@ -568,19 +531,13 @@ def test_lease_is_extended_while_the_handler_runs(url: str) -> None:
     with closing(open_real(url)) as ledger:
         service = IdempotenceService(ledger, _CONSUMER, lease="1s")
         service.processing_status(MESSAGE)
-        first = _found(ledger).lease_until
-        wait_until(lambda: _found(ledger).lease_until != first)
+        first = record_of(ledger, _KEY).lease_until
+        wait_until(lambda: record_of(ledger, _KEY).lease_until != first)
         service.message_handled(MESSAGE)
 
 
-def _found(ledger: Ledger) -> Record:
-    record = ledger.find(Key(_CONSUMER, MESSAGE.id))
-    assert record is not None
-    return record
-
-
 def _state(ledger: Ledger) -> State:
-    return _found(ledger).state
+    return record_of(ledger, _KEY).state
 
 
 def test_claims_of_a_service_that_is_gone_run_out(ledger: Ledger, clock: ManualClock) -> None:
@@ -588,7 +545,7 @@ def test_claims_of_a_service_that_is_gone_run_out(ledger: Ledger, clock: ManualC
     service = IdempotenceService(ledger, _CONSUMER, lease="60s")
     assert service.processing_status(MESSAGE) is ProcessingStatus.ASSIGNED
     heartbeat = service._lifecycle.heartbeat
-    claim = service._assigned[Key(_CONSUMER, MESSAGE.id)].claim
+    claim = service._assigned[_KEY].claim
     del service
     assert not heartbeat.is_good(claim)
     clock.advance(61)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 import pytest
 from sqlalchemy import Engine, text
 from tests.logs import events_in
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
 from oncely.core.errors import ConfigError, MessageError, StoreError, StoreUnavailable
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
 from oncely.repository import ProcessedMessageRepository
 from oncely.stores.memory_store import MemoryStore
@@ -20,6 +20,7 @@ from oncely.testing import ManualClock, at_once
 
 _ID = "0b0e2f9e-8a0c-4c1b-9f57-3d1f7a0b6a11"
 _PROVIDER = "sms-service"
+_KEY = Key(_PROVIDER, _ID)
 _DAY_S = 86_400.0
 
 
@@ -61,7 +62,7 @@ def test_one_message_is_sent_once(
     outcomes = [deliver(each, lambda: sent.append("SMS")) for each in (repository, other, other)]
     assert outcomes == ["sent", "already processed", "already processed"]
     assert sent == ["SMS"]
-    assert _found(ledger).state is State.COMPLETED
+    assert record_of(ledger, _KEY).state is State.COMPLETED
 
 
 def test_a_retry_after_a_failure_is_skipped(
@@ -78,7 +79,7 @@ def test_a_retry_after_a_failure_is_skipped(
         deliver(repository, send_and_fail)
     assert deliver(other, send_and_fail) == "already processed"
     assert sent == ["SMS"]
-    record = _found(ledger)
+    record = record_of(ledger, _KEY)
     assert record.state is State.FAILED
     assert record.metadata == {"to": "+49", "error": "the broker is away"}
 
@@ -109,7 +110,7 @@ def test_mark_processing_is_true_for_the_first_only(
         6, lambda number: repositories[number % 2].mark_processing(_ID, _PROVIDER, {"n": number})
     )
     assert sorted(answers) == [False] * 5 + [True]
-    record = _found(ledger)
+    record = record_of(ledger, _KEY)
     assert (record.state, record.attempts) == (State.PROCESSING, 6)
     assert record.metadata == {"n": answers.index(True)}
 
@@ -122,7 +123,7 @@ def test_a_repeated_mark_renews_the_time(
     repository.mark_processing(_ID, _PROVIDER)
     clock.advance(60)
     repository.mark_processing(_ID, _PROVIDER)
-    record = _found(ledger)
+    record = record_of(ledger, _KEY)
     assert record.first_seen == pytest.approx(begun)
     assert record.last_seen == pytest.approx(begun + 60)
     assert record.attempts == 2
@@ -136,7 +137,7 @@ def test_a_claim_is_held_for_ever(
 ) -> None:
     """Whoever began and never said more: no time that passes lets the message run again."""
     repository.mark_processing(_ID, _PROVIDER)
-    assert _found(ledger).lease_until is None
+    assert record_of(ledger, _KEY).lease_until is None
     clock.advance(1_000 * _DAY_S)
     assert other.is_already_processed(_ID, _PROVIDER)
     assert not other.mark_processing(_ID, _PROVIDER)
@@ -161,17 +162,17 @@ def test_marks_may_come_from_another_worker(
     """Who marks need not be who began."""
     repository.mark_processing(_ID, _PROVIDER)
     other.mark_sent(_ID, _PROVIDER)
-    assert _found(ledger).state is State.COMPLETED
+    assert record_of(ledger, _KEY).state is State.COMPLETED
 
 
 def test_sent_never_changes_again(repository: ProcessedMessageRepository, ledger: Ledger) -> None:
     """A late mark changes nothing of what is sent."""
     repository.mark_processing(_ID, _PROVIDER, {"to": "+49"})
     repository.mark_sent(_ID, _PROVIDER)
-    sent = _found(ledger)
+    sent = record_of(ledger, _KEY)
     repository.mark_failed(_ID, _PROVIDER, "too late")
     repository.mark_sent(_ID, _PROVIDER)
-    assert _found(ledger) == sent
+    assert record_of(ledger, _KEY) == sent
 
 
 def test_failed_stays_failed(repository: ProcessedMessageRepository, ledger: Ledger) -> None:
@@ -180,7 +181,7 @@ def test_failed_stays_failed(repository: ProcessedMessageRepository, ledger: Led
     repository.mark_failed(_ID, _PROVIDER, "no credit")
     repository.mark_sent(_ID, _PROVIDER)
     assert not repository.mark_processing(_ID, _PROVIDER)
-    record = _found(ledger)
+    record = record_of(ledger, _KEY)
     assert (record.state, record.error) == (State.FAILED, "no credit")
 
 
@@ -199,11 +200,11 @@ def test_one_table_with_other_consumers(
     repository: ProcessedMessageRepository, ledger: Ledger
 ) -> None:
     """What a consumer with leases has in hand, or has failed, is not for the repository."""
-    claim = granted(ledger.claim(Key(_PROVIDER, _ID), "60s"))
+    claim = granted(ledger.claim(_KEY, "60s"))
     assert not repository.mark_processing(_ID, _PROVIDER)
     ledger.fail(claim, "no credit")
     assert not repository.mark_processing(_ID, _PROVIDER)
-    again = granted(ledger.claim(Key(_PROVIDER, _ID), policy=Policy(on_failed="retry", tries=9)))
+    again = granted(ledger.claim(_KEY, policy=Policy(on_failed="retry", tries=9)))
     assert again.attempts == 4, "deliveries that were counted are among the attempts"
     ledger.complete(again)
     assert repository.is_already_processed(_ID, _PROVIDER)
@@ -309,9 +310,3 @@ def test_a_failure_in_a_transaction_raises(ledger: Ledger, engine: Engine) -> No
 
     with pytest.raises(StoreError):
         mark()
-
-
-def _found(ledger: Ledger) -> Record:
-    record = ledger.find(Key(_PROVIDER, _ID))
-    assert record is not None
-    return record

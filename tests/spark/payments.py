@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import text
+from tests.records import record_of
 
 from oncely import Claim, Granted, Key, Record, open_ledger
 from oncely.spark.modes.table_rows import TableRowsTask
@@ -78,9 +79,7 @@ class Place:
         return [id_ for (id_,) in self.rows("SELECT id FROM payments")]
 
     def record(self, id_: str) -> Record:
-        record = self.ledger.find(Key("tests", id_))
-        assert record is not None
-        return record
+        return record_of(self.ledger, Key("tests", id_))
 
     def hold(self, id_: str, lease: str) -> Claim:
         """A claim of somebody else's."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.records import record_of
 from tests.turns import in_turn
 
 from oncely import ConfigError, Key, Ledger, State, open_ledger
@@ -146,9 +147,7 @@ def test_a_batch_that_fails_permanently(
     assert letters.keys() == {"a", "b"}
     assert letters["a"].message.body == b'{"n": 1}'
     assert "ValueError: password=*** is wrong" in (letters["a"].error or "")
-    record = ledger.find(Key("tests", "a"))
-    assert record is not None
-    assert shop.keys[0] in (record.error or "")
+    assert shop.keys[0] in (record_of(ledger, Key("tests", "a")).error or "")
     shop.error = None
     ledger.retry_dead([letter.id for letter in letters.values()])
     last = process(frame("c"), handler_batch=shop, **settings)

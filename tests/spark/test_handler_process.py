@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import create_engine, text
 from tests.conditions import wait_until
+from tests.records import record_of
 from tests.servers import Postgresql
 from tests.spark.conftest import HERE
 
@@ -77,8 +78,7 @@ def test_in_a_transaction(
     with engine.connect() as connection:
         names = connection.execute(text("SELECT name FROM effects")).scalars().all()
     assert sorted(names) == [f"m{n}" for n in range(10) if n != 5]
-    record = ledger.find(Key("tests", "m5"))
-    assert record is not None
+    record = record_of(ledger, Key("tests", "m5"))
     assert (record.state, record.attempts, record.exhausted) == (State.FAILED, 2, True)
     more = spark.createDataFrame([("n1", "{}"), ("n2", "{}")], "id string, body string")
     assert write(more.coalesce(1), "book_async", mode="transactional").handled == 2

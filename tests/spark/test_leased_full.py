@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from tests.conformance.conftest import url_of
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
 from tests.turns import in_turn
 
@@ -42,12 +42,6 @@ def run(ledger: Ledger, tmp_path: Path) -> Run:
     return run_on
 
 
-def record_of(ledger: Ledger, id_: str) -> Record:
-    record = ledger.find(key_of(id_))
-    assert record is not None
-    return record
-
-
 def received(queue: str) -> list[tuple[str, bytes]]:
     """The ids and bodies of what is in a queue, taken out of it."""
     with closing(open_transport(queue)) as transport:
@@ -78,7 +72,7 @@ def test_steps_are_passed_over(url: str, tmp_path: Path) -> None:
         )
         assert counts.handled == 2
         assert ran == ["a", "b"]
-        assert [record_of(ledger, id_).result for id_ in "ab"] == [1, 2]
+        assert [record_of(ledger, key_of(id_)).result for id_ in "ab"] == [1, 2]
 
 
 @pytest.fixture
@@ -159,10 +153,10 @@ def test_duplicates_are_taken_down_once_a_day(run: Run, ledger: Ledger) -> None:
     def replayed(counted: str) -> list[Record]:
         counts = run(lambda _: None, *ids, count_duplicates=counted)
         assert (counts.handled, counts.duplicates_ledger) == (0, 300)
-        return [record_of(ledger, id_) for id_ in ids]
+        return [record_of(ledger, key_of(id_)) for id_ in ids]
 
     assert run(lambda _: None, *ids).handled == 300
-    before = [record_of(ledger, id_) for id_ in ids]
+    before = [record_of(ledger, key_of(id_)) for id_ in ids]
     assert replayed("daily") == before
     assert {record.duplicates for record in replayed("each")} == {1}
 
@@ -185,7 +179,7 @@ def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, ledger_url:
     engine.dispose()
     assert (counts.handled, counts.duplicates_input) == (0, 1)
     assert ledger.mailbox.backlog().waiting == 0
-    record = record_of(ledger, "a")
+    record = record_of(ledger, key_of("a"))
     assert (record.state, record.result) == (State.COMPLETED, "theirs")
 
 
@@ -235,7 +229,7 @@ def test_too_old_is_set_aside(run: Run, ledger: Ledger) -> None:
     """What the ledger may have forgotten is not run; what it knows, however old, is a duplicate."""
     forget(ledger, timedelta(days=7))
     ledger.complete(granted(ledger.claim(key_of("known"))))
-    while ledger.now() == record_of(ledger, "known").first_seen:
+    while ledger.now() == record_of(ledger, key_of("known")).first_seen:
         pass  # It is of before the run, also by a clock that goes by milliseconds.
     rows = [aged("new", 6.9), aged("old", 7.1), aged("known", 40), {"id": "timeless"}]
     rows.append({"id": "naive", "time": datetime.now(UTC).replace(tzinfo=None)})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
+from tests.records import record_of
 
 from oncely import ConfigError, Granted, Key, Ledger
 from oncely.ops import record_as_dict
@@ -69,9 +70,7 @@ def test_every_field_of_every_record(spark: "SparkSession", full: Ledger, ledger
     assert len(rows) == _COMPLETED + _FAILED + _OTHERS
     found = {(row.consumer, row.message_id): row.asDict() for row in rows}
     for key in (Key("tests", "bad-7"), Key("others", "done-7")):
-        record = full.find(key)
-        assert record is not None
-        expected = record_as_dict(record, full.now())
+        expected = record_as_dict(record_of(full, key), full.now())
         actual: dict[str, Any] = found[key]
         for name in ("first_seen", "last_seen"):
             moment = actual.pop(name).replace(tzinfo=UTC).timestamp()

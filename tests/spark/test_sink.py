@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from tests.conditions import wait_until
+from tests.records import record_of
 from tests.spark.conftest import HERE
 
 from oncely import Claim, ConfigError, Granted, Key, Ledger, Policy, State
@@ -104,8 +105,7 @@ def test_rejected_messages_are_set_aside_every_time(
     reasons = {"nobody to send to": 1, "body is not JSON": 1}
     assert (first.handled, first.quarantined) == (1, reasons)
     assert (again.handled, again.duplicates_ledger, again.quarantined) == (0, 1, reasons)
-    record = ledger.find(Key("tests", "a"))
-    assert record is not None
+    record = record_of(ledger, Key("tests", "a"))
     assert (record.state, record.exhausted, record.attempts) == (State.FAILED, True, 1)
     assert len(set_aside(tmp_path / "quarantine")) == 4
 

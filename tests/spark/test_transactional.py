@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from tests.conditions import LIMIT_S
 from tests.conformance.conftest import url_of
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.spark.tasks import at_once, batches_of, book, is_killed_at, key_of, run_task, task_of
 from tests.turns import in_turn
 
@@ -54,9 +54,7 @@ class Place:
             return Counter(connection.execute(text("SELECT name FROM effects")).scalars())
 
     def record(self, id_: str) -> Record:
-        record = self.ledger.find(key_of(id_))
-        assert record is not None
-        return record
+        return record_of(self.ledger, key_of(id_))
 
     def waiting(self) -> Counter[str]:
         """How many messages wait to be sent, by the message whose handler sent them."""

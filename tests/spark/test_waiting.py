@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
+from tests.records import record_of
 from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, use
 
 from oncely import (
@@ -143,8 +144,7 @@ def test_whatever_a_handler_raises_is_a_failure(
 
     counts = run(handle, "a", "b", "c", drains=True, tries="2", backoff="10ms")
     assert (counts.handled, counts.failed) == (2, 1)
-    record = ledger.find(key_of("b"))
-    assert record is not None
+    record = record_of(ledger, key_of("b"))
     assert (record.attempts, record.exhausted) == (2, True)
 
 

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
+from tests.records import record_of
 
 from oncely.consumer import Consumer
 from oncely.consuming import loop as consuming
@@ -197,8 +198,8 @@ class Sql(NamedTuple):
         with self.engine.connect() as connection:
             return [name for [name] in connection.execute(text("SELECT name FROM effects"))]
 
-    def record(self, message_id: str) -> Record | None:
-        return self.ledger.find(Key("billing", message_id))
+    def record(self, message_id: str) -> Record:
+        return record_of(self.ledger, Key("billing", message_id))
 
 
 @pytest.fixture

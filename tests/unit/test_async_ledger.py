@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.unit.conftest import Stall
 
 from oncely.core.commands import (
@@ -347,8 +347,7 @@ def test_completion_in_flight_ends(
 
     run(main())
     ledger.close()
-    record = ledger.find(claim.key)
-    assert record is not None
+    record = record_of(ledger, claim.key)
     assert (record.state, record.result) == (State.COMPLETED, "done")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
+from tests.records import record_of
 from tests.unit.conftest import Outage, Queue, Sql
 
 from oncely.consumer import Consumer
@@ -136,9 +137,7 @@ def test_what_may_not_repeat_stays_claimed(
         hang.wait()
 
     consumer.consume(handle)
-    record = ledger.find(Key("billing", "1"))
-    assert record is not None
-    assert record.state is State.PROCESSING
+    assert record_of(ledger, Key("billing", "1")).state is State.PROCESSING
     assert handled == ["1"]
     # The other was claimed, and never begun.
     assert ledger.find(Key("billing", "2")) is None
@@ -189,9 +188,7 @@ def test_stopped_and_the_store_stays_away(queue: Queue, ledger: Ledger, outage: 
 
     assert consumer.consume(handle).handled == 0
     outage.end()
-    record = ledger.find(Key("billing", "1"))
-    assert record is not None
-    assert record.state is State.PROCESSING
+    assert record_of(ledger, Key("billing", "1")).state is State.PROCESSING
 
 
 def test_transactions_that_run_on(queue: Queue, sql: Sql, hang: threading.Event) -> None:
@@ -208,7 +205,7 @@ def test_transactions_that_run_on(queue: Queue, sql: Sql, hang: threading.Event)
     assert consumer.consume(handle).handled == 0
     hang.set()
     ended.wait()
-    wait_until(lambda: sql.record("1") is not None)
+    wait_until(lambda: sql.ledger.find(Key("billing", "1")) is not None)
     assert consumer.consume(handle, drain=True).duplicates == 1
 
 
@@ -258,8 +255,7 @@ def test_handler_ends_itself(
     report = consumer_of(queue, live, policy).middleware(*middlewares).consume(handler, drain=True)
     tries = 2 if policy.on_failed == "retry" else 1
     assert (report.retried, report.failed, report.dead_lettered) == (tries - 1, 1, 1)
-    record = live.find(Key("billing", "1"))
-    assert record is not None
+    record = record_of(live, Key("billing", "1"))
     assert (record.state, record.attempts) == (State.FAILED, tries)
 
 
@@ -275,7 +271,6 @@ def test_transaction_of_a_handler_that_ends_itself(queue: Queue, sql: Sql) -> No
     report = consumer.consume(handle, drain=True)
     assert (report.retried, report.failed) == (1, 1)
     record = sql.record("1")
-    assert record is not None
     assert record.attempts == 2
 
 

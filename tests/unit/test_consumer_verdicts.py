@@ -2,13 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.conditions import wait_until
 from tests.meddling import MeddlingStore
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.unit.conftest import Deliver, Outage, Queue
 
 from oncely._util import clock as process_clock
@@ -26,7 +25,7 @@ from oncely.core.errors import (
 )
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger.ledger import Ledger
 from oncely.middleware.chain import CallNext
@@ -58,20 +57,13 @@ def nothing(message: Message) -> None:
     """A handler with nothing to do."""
 
 
-def found(ledger: Ledger) -> Record:
-    """The record of the message."""
-    record = ledger.find(KEY)
-    assert record is not None
-    return record
-
-
 # ---- Handled, or not granted -------------------------------------------------------------------
 
 
 def test_handled_is_acknowledged(deliver: Deliver, ledger: Ledger) -> None:
     """What is handled is acknowledged, as its duplicates are, for which nothing runs."""
     assert deliver(nothing) == Ack()
-    assert found(ledger).state is State.COMPLETED
+    assert record_of(ledger, KEY).state is State.COMPLETED
     assert deliver(never) == Ack()
 
 
@@ -99,49 +91,6 @@ def test_unusable_is_set_aside(deliver: Deliver, message: Message, reason: str) 
     assert deliver(never, message) == DeadLetter(f"MessageError: {reason}")
 
 
-# ---- In doubt, too old -------------------------------------------------------------------------
-
-
-def in_doubt(ledger: Ledger, clock: ManualClock) -> None:
-    """Leave the message in doubt."""
-    granted(ledger.claim(KEY, "60s"))
-    clock.advance(61)
-
-
-@pytest.mark.parametrize(
-    ("finding", "runs"), [("happened", 0), ("not_happened", 1), ("unknown", 0)]
-)
-def test_probe(
-    deliver: Deliver, ledger: Ledger, clock: ManualClock, finding: str, runs: int
-) -> None:
-    """A probe is asked with the message what happened; the finding decides."""
-    in_doubt(ledger, clock)
-    asked: list[bytes] = []
-    handled: list[Message] = []
-
-    def probe(message: Message) -> Any:
-        asked.append(message.body)
-        return finding
-
-    verdict = deliver(handled.append, policy=Policy(on_in_doubt=probe))
-    assert (asked, len(handled)) == ([b"{}"], runs)
-    assert isinstance(verdict, DeadLetter) is (finding == "unknown")
-
-
-def test_too_old(deliver: Deliver, ledger: Ledger, clock: ManualClock) -> None:
-    """What may have been forgotten is set aside; what is still known is a duplicate."""
-    old = Message("1", b"{}", time=datetime.fromtimestamp(clock(), UTC) - timedelta(days=31))
-    ledger.complete(granted(ledger.claim(Key(KEY.consumer, "forgotten"))))
-    clock.advance(1)
-    assert ledger.purge("0s") == 1
-    verdict = deliver(never, old)
-    assert isinstance(verdict, DeadLetter)
-    assert "TooOldError" in verdict.reason
-    ledger.complete(granted(ledger.claim(KEY)))
-    assert deliver(never, old) == Ack()
-    assert deliver(nothing, Message("2", time=old.time), Policy(on_too_old="run")) == Ack()
-
-
 # ---- Failures ----------------------------------------------------------------------------------
 
 OUR_OWN: list[OncelyError] = [
@@ -164,22 +113,12 @@ def test_failures_are_the_handlers_own(
     """
     policy = Policy(tries=2)
     assert deliver(raising(error), policy=policy) == BACKOFF
-    assert (found(ledger).state, found(ledger).attempts) == (State.FAILED, 1)
+    assert (record_of(ledger, KEY).state, record_of(ledger, KEY).attempts) == (State.FAILED, 1)
     clock.advance(BACKOFF.delay_s)
     verdict = deliver(raising(error), policy=policy)
     assert isinstance(verdict, DeadLetter)
     assert type(error).__name__ in verdict.reason
-    assert found(ledger).exhausted
-
-
-def test_unfinished_work_has_failed(deliver: Deliver, ledger: Ledger) -> None:
-    """An async handler that is hidden, and awaited by nobody, is not taken for one that has run."""
-
-    async def handle(message: Message) -> None:
-        pytest.fail("it ran")
-
-    assert deliver(lambda message: handle(message)) == BACKOFF
-    assert "whose work is not done" in str(found(ledger).error)
+    assert record_of(ledger, KEY).exhausted
 
 
 # ---- The store is away -------------------------------------------------------------------------
@@ -192,14 +131,15 @@ def test_store_away_before(
     """While the store is away nothing runs, nothing is settled and no try is spent; when it is
     back, it goes on.
     """
-    in_doubt(ledger, clock)
+    granted(ledger.claim(KEY, "60s"))
+    clock.advance(61)  # The first message is in doubt.
     queue.put("1", "2")
     outage.begin()
     consumer = Consumer(queue, "in").idempotent(ledger, "billing", policy=policy)
     threading.Timer(0.3, outage.end).start()
     report = consumer.consume(nothing, drain=True)
     assert (report.handled, queue.verdicts) == (2, [Ack(), Ack()])
-    assert found(ledger).attempts == 2
+    assert record_of(ledger, KEY).attempts == 2
 
 
 def test_store_away_and_it_runs(deliver: Deliver, outage: Outage) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
+from tests.records import record_of
 from tests.unit.conftest import Queue
 
 from oncely.consumer import Consumer
@@ -75,8 +76,7 @@ def test_waits_in_the_ledger(queue: Queue, ledger: Ledger, clock: ManualClock) -
     assert one_round(consumer, failing(done=done)).handled == 1
     assert done == ["1"]
     assert [*ledger.waiting()] == []
-    record = ledger.find(KEY)
-    assert record is not None
+    record = record_of(ledger, KEY)
     assert (record.state, record.attempts) == (State.COMPLETED, 2)
 
 
@@ -90,22 +90,6 @@ def test_failure_of_an_untracked_message(queue: Queue, live: Ledger) -> None:
     assert (report.retried, report.failed, report.dead_lettered) == (2, 1, 1)
     [letter] = live.dead("billing")
     assert (letter.message.body, letter.reason) == (b"{}", "ValueError: no ")
-
-
-def test_attempts_go_on(queue: Queue, live: Ledger) -> None:
-    """Each try of what waits is the next: the last ends it."""
-    queue.put("1")
-    report = consumer_of(queue, live, tries=3, backoff="1ms").consume(
-        failing("1", "1", "1", "1"), drain=True
-    )
-    assert (report.retried, report.failed, report.received) == (2, 1, 3)
-    [letter] = live.dead("billing")
-    assert (letter.key, letter.attempts, letter.message.body) == (KEY, 3, b"{}")
-    assert letter.reason == "ValueError: no 1"
-    assert letter.error is not None
-    assert letter.error.startswith("Traceback")
-    assert letter.error.endswith("ValueError: no 1")
-    assert 0 < letter.first_seen <= letter.last_seen
 
 
 def test_a_dead_worker_had_it(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:

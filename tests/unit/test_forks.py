@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 from tests.conditions import LIMIT_S
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
@@ -76,8 +76,7 @@ def test_fork_while_others_claim(any_ledger: Ledger) -> None:
     for claimer in claimers:
         assert claimer.done
         for number in range(claimer.done):
-            record = any_ledger.find(Key("billing", f"{claimer.name}-{number}"))
-            assert record is not None
+            record = record_of(any_ledger, Key("billing", f"{claimer.name}-{number}"))
             assert record.state is State.COMPLETED
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.commands import Busy, Outcome
 from oncely.core.durations import Duration
@@ -82,8 +82,7 @@ def test_fenced_claims_are_dropped(
     assert [extended.key for extended in ledger.beats(2)] == [other.key]
     assert not heartbeat.is_good(claim)
     assert "claim_lost" in events_in(caplog)
-    found = ledger.find(claim.key)
-    assert found is not None
+    found = record_of(ledger, claim.key)
     assert (found.fence, found.version) == (newest.fence, newest.version)
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from tests.conformance.values import DISTINCT_IDS
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import MessageError
@@ -88,9 +88,7 @@ def test_numbers_and_uuids(ledger: Ledger, given: Any, text: str) -> None:
     assert [repository.mark_processing(id_, "sms") for id_ in (given, text)] == [True, False]
     assert Key("billing", given) == Key("billing", text)
     for consumer in ("once", "claimed", "queue", "sms"):
-        record = ledger.find(Key(consumer, given))
-        assert record is not None
-        assert record.key == (consumer, text)
+        assert record_of(ledger, Key(consumer, given)).key == (consumer, text)
 
 
 @pytest.mark.parametrize(

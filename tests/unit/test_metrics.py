@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
 from oncely.core.commands import Duplicate, Fail, Waiting
@@ -94,9 +94,6 @@ def test_calls_are_timed(watched: Ledger, value: Value) -> None:
 def test_errors_are_counted(watched: Ledger, meddling: MeddlingStore, value: Value) -> None:
     """A call for claims that raises is an error; the completion of one is not a check."""
     claim = granted(watched.claim(KEYS[0]))
-
-    def away() -> None:
-        raise StoreUnavailable("away")
 
     meddling.meddle = away
     with pytest.raises(StoreUnavailable):

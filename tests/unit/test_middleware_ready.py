@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S
 from tests.logs import events_in
+from tests.records import record_of
 
 import oncely
 from oncely.core.errors import BusyError, ConfigError, MessageError
@@ -104,31 +105,17 @@ def handler(ran: list[str]) -> CallNext:
 
 
 def test_runs_once(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) -> None:
-    """The first delivery runs the handler and is completed; a duplicate runs nothing behind."""
+    """An error is recorded and raised; the next delivery runs the handler and is completed; a
+    duplicate runs nothing behind.
+    """
     idempotent = Idempotent(ledger, "billing")
+    with pytest.raises(ValueError, match="secret"):
+        run(idempotent, failing)
+    assert record_of(ledger, KEY).error == "ValueError: secret"
     assert run(idempotent, handler) == "receipt 1"
     assert run(idempotent, handler) is None
     assert ran == ["abc-123"]
-    record = ledger.find(KEY)
-    assert record is not None
-    assert record.state is State.COMPLETED
-
-
-def test_failure_is_recorded(run: Run, ledger: Ledger, handler: CallNext) -> None:
-    """An error is recorded and raised as it was; the next delivery tries again."""
-    error = ValueError("no funds")
-
-    def fail(message: Message) -> None:
-        raise error
-
-    idempotent = Idempotent(ledger, "billing")
-    with pytest.raises(ValueError, match="no funds") as raised:
-        run(idempotent, fail)
-    assert raised.value is error
-    record = ledger.find(KEY)
-    assert record is not None
-    assert (record.state, record.error) == (State.FAILED, "ValueError: no funds")
-    assert run(idempotent, handler) == "receipt 1"
+    assert record_of(ledger, KEY).state is State.COMPLETED
 
 
 def test_refusals(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) -> None:

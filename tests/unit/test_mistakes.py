@@ -19,7 +19,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.logs import of_event
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import ConfigError, InDoubtError, MessageError, MismatchError
@@ -278,9 +278,7 @@ def test_unfinished_work(ledger: Ledger, guard: Decorate, function: Any) -> None
     """What has only been begun is never taken for done: it is a failure, and recorded as one."""
     with pytest.raises(ConfigError, match=rf"{function.__name__} returned a \w+, whose work"):
         guard()(function)()
-    record = ledger.find(Key("billing", "1"))
-    assert record is not None
-    assert record.state is State.FAILED
+    assert record_of(ledger, Key("billing", "1")).state is State.FAILED
 
 
 def test_begun_task_is_stopped(guard: Decorate) -> None:

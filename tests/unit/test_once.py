@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, cast
 import pytest
 from tests.conditions import LIMIT_S
 from tests.logs import events_in
-from tests.meddling import MeddlingStore
-from tests.records import granted
+from tests.meddling import MeddlingStore, away
+from tests.records import granted, record_of
 
 from oncely._util import clock as process_clock
 from oncely._util.signals import told_to_stop
-from oncely.core.control import Reject, Unrecoverable
 from oncely.core.errors import (
     BusyError,
     ExhaustedError,
@@ -28,7 +27,7 @@ from oncely.core.errors import (
     StoreUnavailable,
 )
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record, State
+from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
 from oncely.once import once
 from oncely.testing import ManualClock
@@ -71,12 +70,6 @@ def runs() -> list[Order]:
     return []
 
 
-def found(ledger: Ledger, key: Key) -> Record:
-    record = ledger.find(key)
-    assert record is not None
-    return record
-
-
 def raising(error: BaseException) -> Charge:
     """A function that raises."""
 
@@ -84,11 +77,6 @@ def raising(error: BaseException) -> Charge:
         raise error
 
     return charge
-
-
-def away() -> None:
-    """What a store does that cannot be reached."""
-    raise StoreUnavailable("the store is away")
 
 
 # ---- Running once ------------------------------------------------------------------------------
@@ -100,7 +88,7 @@ def test_runs_once(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Ord
     for order in (Order(), Order(), Order("other"), Order()):
         charge(order)
     assert runs == [Order(), Order("other")]
-    assert found(ledger, key).state is State.COMPLETED
+    assert record_of(ledger, key).state is State.COMPLETED
 
 
 def test_first_caller_gets_the_result(decorated: Decorate) -> None:
@@ -126,7 +114,7 @@ def test_handled_before(decorated: Decorate, ledger: Ledger, key: Key, runs: lis
     ledger.release(ledger.handled(granted(ledger.claim(key))))
     assert decorated(runs.append)(Order()) is None
     assert runs == []
-    assert found(ledger, key).state is State.COMPLETED
+    assert record_of(ledger, key).state is State.COMPLETED
 
 
 def test_arguments(ledger: Ledger) -> None:
@@ -237,19 +225,6 @@ def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
         charge(Order(amount={"tax": 2, "net": 3}))
 
 
-def test_in_doubt(
-    decorated: Decorate, ledger: Ledger, clock: ManualClock, key: Key, runs: list[Order]
-) -> None:
-    """What is in doubt raises InDoubtError where it is held, and runs again where it is not."""
-    granted(ledger.claim(key, "60s"))
-    clock.advance(61)
-    with pytest.raises(InDoubtError, match="abc-123"):
-        decorated(runs.append, policy=Policy(on_in_doubt="hold"))(Order())
-    assert runs == []
-    decorated(runs.append)(Order())
-    assert runs == [Order()]
-
-
 # ---- Failures ----------------------------------------------------------------------------------
 
 
@@ -261,19 +236,10 @@ def test_error_is_recorded_and_raised(
     with pytest.raises(ValueError, match="no address") as caught:
         decorated(raising(error))(Order())
     assert caught.value is error
-    record = found(ledger, key)
+    record = record_of(ledger, key)
     assert (record.state, record.error) == (State.FAILED, "ValueError: no address")
     decorated(runs.append)(Order())
     assert runs == [Order()]
-
-
-def test_failed_is_skipped(decorated: Decorate, runs: list[Order]) -> None:
-    """Under on_failed="skip" a failure is never repeated: the next call is a duplicate."""
-    policy = Policy(on_failed="skip")
-    with pytest.raises(ValueError, match="no"):
-        decorated(raising(ValueError("no")), policy=policy)(Order())
-    assert decorated(runs.append, policy=policy)(Order()) is None
-    assert runs == []
 
 
 def test_tries_are_spent(decorated: Decorate, ledger: Ledger, key: Key) -> None:
@@ -282,18 +248,8 @@ def test_tries_are_spent(decorated: Decorate, ledger: Ledger, key: Key) -> None:
     for exhausted in (False, True):
         with pytest.raises(ValueError, match="no"):
             charge(Order())
-        assert found(ledger, key).exhausted is exhausted
+        assert record_of(ledger, key).exhausted is exhausted
     with pytest.raises(ExhaustedError, match="ValueError: no"):
-        charge(Order())
-
-
-@pytest.mark.parametrize("error", [Unrecoverable("never"), Reject("never")])
-def test_final_errors(decorated: Decorate, error: Exception) -> None:
-    """An error that says that no try can help is final."""
-    charge = decorated(raising(error))
-    with pytest.raises(type(error)):
-        charge(Order())
-    with pytest.raises(ExhaustedError):
         charge(Order())
 
 
@@ -374,7 +330,7 @@ def test_fenced_after_takeover(
 
     with pytest.raises(raised):
         decorated(charge)(Order())
-    record = found(rival, key)
+    record = record_of(rival, key)
     assert (record.state, record.fence) == (State.PROCESSING, 2)
 
 
@@ -404,8 +360,8 @@ def test_long_function_keeps_its_claim(
 
     with process_clock.replaced_by(_Beating()):
         charge(Order())
-    assert found(ledger, key).fence == 1
-    assert found(ledger, key).state is State.COMPLETED
+    assert record_of(ledger, key).fence == 1
+    assert record_of(ledger, key).state is State.COMPLETED
 
 
 # ---- Ended by what is not an Exception ----------------------------------------------------------
@@ -423,7 +379,7 @@ def test_whatever_ends_it_is_a_failure(
     with pytest.raises(type(end)) as caught:
         decorated(raising(end))(Order())
     assert caught.value is end
-    record = found(ledger, key)
+    record = record_of(ledger, key)
     assert (record.state, record.attempts) == (State.FAILED, 1)
     assert type(end).__name__ in str(record.error)
 
@@ -500,7 +456,7 @@ def test_cancelled_while_running(ledger: Ledger, key: Key) -> None:
             await within_deadline(task)
 
     asyncio.run(main())
-    assert found(ledger, key).state is State.FAILED
+    assert record_of(ledger, key).state is State.FAILED
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -549,4 +505,4 @@ def test_cancelled_while_completing(
             await within_deadline(task)
 
     asyncio.run(main())
-    assert found(ledger, key).state is State.COMPLETED
+    assert record_of(ledger, key).state is State.COMPLETED

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.logs import events_in
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
-from oncely.core.errors import BusyError, InDoubtError, MessageError, StoreUnavailable, TooOldError
+from oncely.core.errors import BusyError, InDoubtError, MessageError, TooOldError
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
@@ -126,10 +126,6 @@ def test_too_old_is_refused(
 # ---- Outage, busy ------------------------------------------------------------------------------
 
 
-def _away() -> None:
-    raise StoreUnavailable("the store is away")
-
-
 def test_outage_may_run(
     meddling: MeddlingStore, runs: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,7 +140,7 @@ def test_outage_may_run(
         with pytest.raises(MessageError, match="not tracked"):
             message.send("bank", b"debit")
 
-    meddling.meddle = _away
+    meddling.meddle = away
     with caplog.at_level(logging.WARNING):
         handle(Message("abc-123"))
     assert runs == ["abc-123"]

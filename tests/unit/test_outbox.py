@@ -11,7 +11,7 @@ import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.logs import of_event
 from tests.meddling import MeddlingStore
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely.core.errors import (
     BrokerRefused,
@@ -101,9 +101,7 @@ def defer(ledger: Ledger) -> Defer:
 
 
 def state(ledger: Ledger, parent: str) -> State:
-    record = ledger.find(Key("shop", parent))
-    assert record is not None
-    return record.state
+    return record_of(ledger, Key("shop", parent)).state
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.unit.conftest import Deliver
 
 from oncely.core.errors import FencedError, MessageError
@@ -54,9 +54,7 @@ def test_step_that_is_not_awaited(ledger: Ledger, bank: Bank, key: Key, use: str
 
     with pytest.raises(MessageError, match=r"'debit' was not awaited.*`await message.step\(\.\.\."):
         asyncio.run(handle(MESSAGE) if use == "once" else block())
-    record = ledger.find(key)
-    assert record is not None
-    assert (record.state, bank.debits) == (State.FAILED, [])
+    assert (record_of(ledger, key).state, bank.debits) == (State.FAILED, [])
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -122,24 +120,6 @@ def test_async_steps(ledger: Ledger, bank: Bank) -> None:
         asyncio.run(handle(MESSAGE))
     assert asyncio.run(handle(MESSAGE)) == (10, "noted")
     assert bank.debits == [10]
-
-
-def test_failed_step_runs_again(ledger: Ledger) -> None:
-    """A step that raises is not finished: its error is raised, and the retry runs it."""
-    tries = iter([1, 2])
-
-    def debit() -> int:
-        if next(tries) == 1:
-            raise TimeoutError("the bank is away")
-        return 7
-
-    @once(ledger, consumer="billing", key=lambda m: m.id)
-    def handle(message: Message) -> int:
-        return message.step("debit", debit)
-
-    with pytest.raises(TimeoutError):
-        handle(MESSAGE)
-    assert handle(MESSAGE) == 7
 
 
 def test_step_without_a_result(ledger: Ledger) -> None:
@@ -222,8 +202,7 @@ def test_nothing_leaves_before_success(ledger: Ledger, key: Key) -> None:
     bank, post = ledger.mailbox.deferred(key)
     assert (bank.destination, bank.message.body, bank.delay_s) == ("bank", b'{"amount": 10}', 5.0)
     assert (post.destination, post.message.body, post.position) == ("post", b"a letter", 1)
-    record = ledger.find(key)
-    assert record is not None
+    record = record_of(ledger, key)
     assert (record.state, record.result) == (State.HANDLED, "charged")
     assert handle(MESSAGE) == "charged"
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 from tests.conftest import OpenSqlite
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
 from oncely._util import clock as process_clock
@@ -28,11 +28,6 @@ def state(ledger: Ledger, key: Key) -> State | None:
     """Where the message stands."""
     record = ledger.find(key)
     return None if record is None else record.state
-
-
-def away() -> None:
-    """What a store does that cannot be reached."""
-    raise StoreUnavailable("the store is away")
 
 
 # ---- What is too late --------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.cli.conftest import OnFile, ran_here
+from tests.records import record_of
 from tests.web.conftest import forms
 
 from oncely import Key, State
@@ -173,9 +174,7 @@ def test_below_a_path(at: OnFile, cuts: bool) -> None:
                 [(to, hidden)] = forms(page).items()
                 page = client.post(to, data={**hidden, **fields}).text
             assert "completed" in page
-    found = at.ledger.find(Key("billing", "order-1"))
-    assert found is not None
-    assert found.state is State.COMPLETED
+    assert record_of(at.ledger, Key("billing", "order-1")).state is State.COMPLETED
 
 
 def test_probes(at: OnFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

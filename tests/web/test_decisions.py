@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import OpenSqlite
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
 from oncely import Key, Message, Relay, State
@@ -38,16 +38,12 @@ def test_all_in_doubt_run_again(filled: Trouble, operator: Reader) -> None:
     asking = operator.send(page, "/records/confirm", decision="reset", every="yes")
     assert "Run again: 2" in text(asking)
     assert "2 of consumer billing" in text(asking)
-    before = filled.ledger.find(ONE)
-    assert before is not None
-    assert before.attempts == 1
+    assert record_of(filled.ledger, ONE).attempts == 1
     done = operator.send(asking, "/records/change", why="the bank says no")
     assert "2 may run again" in text(done)
-    after = filled.ledger.find(ONE)
-    assert after is not None
+    after = record_of(filled.ledger, ONE)
     assert (after.state, after.attempts) == (State.FAILED, 0)
-    assert after.metadata is not None
-    note = after.metadata["reset"]
+    note = (after.metadata or {})["reset"]
     assert (note["by"], note["why"]) == ("anna", "the bank says no")
     assert "Nothing is in doubt." in operator.get("/in-doubt")
 
@@ -93,9 +89,7 @@ def test_a_worker_was_faster(filled: Trouble, operator: Reader) -> None:
     done = text(operator.send(asking, "/records/change", why="old"))
     assert "1 forgotten, 1 refused" in done
     assert "'order-1' (billing): it has changed since it was shown" in done
-    found = filled.ledger.find(ONE)
-    assert found is not None
-    assert found.state is State.COMPLETED
+    assert record_of(filled.ledger, ONE).state is State.COMPLETED
     assert filled.ledger.find(TWO) is None
 
 
@@ -233,12 +227,9 @@ def test_it_happened(filled: Trouble, operator: Reader) -> None:
     granted(filled.ledger.claim(TWO))
     done = operator.send(asking, "/records/change", why="both are on the bill")
     assert "1 completed, 1 refused" in text(done)
-    one, two = filled.ledger.find(ONE), filled.ledger.find(TWO)
-    assert one is not None
-    assert two is not None
-    assert one.metadata is not None
+    one, two = (record_of(filled.ledger, key) for key in (ONE, TWO))
     assert (one.state, two.state) == (State.COMPLETED, State.PROCESSING)
-    assert one.metadata["happened"]["by"] == "anna"
+    assert (one.metadata or {})["happened"]["by"] == "anna"
 
 
 def test_a_group_is_read_at_once(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import OpenSqlite
-from tests.records import granted
+from tests.records import granted, record_of
 from tests.web.conftest import Reader, Trouble, as_user, text
 
 from oncely import Key, Message, State, ops
@@ -32,9 +32,7 @@ def answering(message: Message) -> Any:
 
 def record(trouble: Trouble, id_: str, consumer: str = "billing") -> Record:
     """The record of that message."""
-    found = trouble.ledger.find(Key(consumer, id_))
-    assert found is not None
-    return found
+    return record_of(trouble.ledger, Key(consumer, id_))
 
 
 def reader(trouble: Trouble, **probes: Any) -> Reader:

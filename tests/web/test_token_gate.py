@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
+from tests.records import record_of
 from tests.web.conftest import PAGES, SITE, Reader, Trouble, forms, text
 
 from oncely import Key, Ledger
@@ -168,7 +169,5 @@ def test_decisions(filled: Trouble) -> None:
     assert unknown.post(f"/records/confirm?token={TOKEN}", data=fields).status_code == 401
     asking = reader.send(page, "/records/confirm", decision="reset", every="yes")
     assert "2 may run again" in text(reader.send(asking, "/records/change", why="x"))
-    found = filled.ledger.find(Key("billing", "order-1"))
-    assert found is not None
-    assert found.metadata is not None
-    assert found.metadata["reset"]["by"] == "token holder"
+    found = record_of(filled.ledger, Key("billing", "order-1"))
+    assert (found.metadata or {})["reset"]["by"] == "token holder"
