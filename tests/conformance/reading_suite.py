@@ -57,6 +57,10 @@ class ReadStatements:
             (Wanted(states=[State.FAILED]), ["4"]),
             (Wanted(states=[]), []),
             (Wanted(consumers=[]), []),
+            (Wanted(seen_from=stored.last_seen - 3_600, states=[State.FAILED]), ["4"]),
+            (Wanted(seen_from=stored.last_seen + 3_600), []),
+            (Wanted(seen_before=stored.last_seen - 3_600), []),
+            (Wanted(["other"], seen_before=stored.last_seen + 3_600), ["3"]),
         ):
             assert sorted(key.message_id for key in _keys(store, wanted=wanted)) == ids
 

@@ -1,7 +1,7 @@
 """The ledger as a DataFrame."""
 
 from collections.abc import Iterator
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,11 @@ def test_options_reach_the_store(spark: "SparkSession", full: Ledger, ledger_url
     frame = read(spark, ledger_url, consumer="tests", state="failed")
     assert read_rows(frame) == (_FAILED, _FAILED)
     assert read(spark, ledger_url, consumer="nobody").count() == 0
+    ago = datetime.fromtimestamp(full.now() - 3_600, UTC).isoformat()
+    frame = read(spark, ledger_url, consumer="tests", state="failed", seen_from=ago)
+    assert read_rows(frame) == (_FAILED, _FAILED)
+    assert read_rows(read(spark, ledger_url, seen_before=ago)) == (0, 0)
+    assert read(spark, ledger_url, seen_from="2999-01-01").count() == 0
 
 
 @pytest.mark.usefixtures("pushdown", "full")
@@ -103,6 +108,10 @@ def test_a_frame_that_is_used_twice(spark: "SparkSession", ledger_url: str) -> N
         ({"ledger": "sqlite:////x.db", "partition": "2"}, "did you mean 'partitions'?"),
         ({"ledger": "sqlite:////x.db", "push_filters": "true"}, "there is no such key"),
         ({"ledger": "sqlite:////x.db", "state": "done"}, "option state: 'done' is not offered"),
+        (
+            {"ledger": "sqlite:////x.db", "seen_from": "now"},
+            "option seen_from: 'now' is not a time",
+        ),
         ({"ledger": "sqlite:////x.db", "partitions": "0"}, "not a whole number of 1 or more"),
         ({"ledger": "memory://"}, "is seen by one process only"),
     ],

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import DataType, RecordBatch
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from oncely.core.errors import ConfigError
 from oncely.core.record import Record, State
 from oncely.locations import LedgerAddress, absolute_location, check_shared
 from oncely.ops import record_as_dict
@@ -47,7 +49,10 @@ SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in _COLUMNS.items())
 """The schema in Spark's DDL."""
 
 
-_NAMES = ("ledger", "table", "schema", "consumer", "state", "partitions")
+_NAMES = (
+    *("ledger", "table", "schema", "consumer", "state", "seen_from", "seen_before"),
+    "partitions",
+)
 _DEFAULT_PARTITIONS = 8
 
 
@@ -61,6 +66,9 @@ class ReaderOptions:
     """The consumer of the records; None for all."""
     state: State | None
     """The state of the records; None for all."""
+    seen_from: float | None
+    """When the records were last seen, at the earliest: seconds since 1970, as the next."""
+    seen_before: float | None
     partitions: int
     """The most ranges of keys into which the records are split."""
 
@@ -79,8 +87,24 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
         address=LedgerAddress(check_shared(ledger), table, schema),
         consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
         state=None if state is None else words[choice("state", stored.get(state, state), words)],
+        seen_from=_moment(given, "seen_from"),
+        seen_before=_moment(given, "seen_before"),
         partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
     )
+
+
+def _moment(given: Mapping[str, str], name: str) -> float | None:
+    """A time in seconds since 1970; one without a time zone is UTC."""
+    if name not in given:
+        return None
+    try:
+        moment = datetime.fromisoformat(given[name])
+    except ValueError:
+        raise ConfigError(
+            f"option {name}: {given[name]!r} is not a time; write "
+            '"2026-01-31" or "2026-01-31 12:00:00"'
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class LedgerReader(DataSourceReader):
@@ -91,6 +115,8 @@ class LedgerReader(DataSourceReader):
         self._wanted = Wanted(
             consumers=None if options.consumer is None else frozenset([options.consumer]),
             states=None if options.state is None else frozenset([options.state]),
+            seen_from=options.seen_from,
+            seen_before=options.seen_before,
         )
 
     def partitions(self) -> Sequence[InputPartition]:

@@ -141,11 +141,17 @@ class Wanted(NamedTuple):
 
     consumers: Collection[str] | None = None
     states: Collection[State] | None = None
+    seen_from: float | None = None
+    """Last seen at that time or later, in seconds since 1970, as the next."""
+    seen_before: float | None = None
 
     def holds(self, record: Record) -> bool:
         """Whether `record` fits."""
-        return (self.consumers is None or record.key.consumer in self.consumers) and (
-            self.states is None or record.state in self.states
+        return (
+            (self.consumers is None or record.key.consumer in self.consumers)
+            and (self.states is None or record.state in self.states)
+            and (self.seen_from is None or record.last_seen >= self.seen_from)
+            and (self.seen_before is None or record.last_seen < self.seen_before)
         )
 
 

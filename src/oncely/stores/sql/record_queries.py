@@ -154,6 +154,10 @@ def wanted_of(dialect: Dialect, keys: KeyRange, wanted: Wanted) -> ColumnElement
         conditions.append(c.provider.in_(wanted.consumers))
     if wanted.states is not None:
         conditions += _in_states(dialect, wanted.states)
+    if wanted.seen_from is not None:
+        conditions.append(dialect.epoch("last_processed_at") >= wanted.seen_from)
+    if wanted.seen_before is not None:
+        conditions.append(dialect.epoch("last_processed_at") < wanted.seen_before)
     return and_(*conditions)
 
 
