@@ -349,8 +349,8 @@ MUTANTS = [
         "a claim is extended for ever when a signal interrupts its end",
         LIFECYCLE,
         "            # ever.\n            self.let_go(turns)\n",
-        "            # ever.\n            if turns[0].state is TurnState.STORED:\n"
-        "                self.let_go(turns)\n",
+        "            # ever.\n"
+        "            self.let_go([t for t in turns if t.state is TurnState.STORED])\n",
         seed=20,
     ),
     Mutant(

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
-from tests.records import record_of
+from tests.records import granted, record_of
 from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, use
+from tests.unit.conftest import failing
 
 from oncely import (
     FencedError,
@@ -19,7 +20,9 @@ from oncely import (
     Retry,
     open_ledger,
 )
+from oncely.core.errors import StoreUnavailable
 from oncely.core.waiting import retries_of
+from oncely.ledger.mailbox import Mailbox
 from oncely.spark.sink.counts import Counts
 from oncely.stores.open_store import open_sessions
 
@@ -128,6 +131,20 @@ def test_what_is_in_doubt_is_kept_for_people(
     ledger.retry_dead(letter.id)
     assert run_task(ledger, append, tmp_path, [], **hold).handled == 1
     assert (tmp_path / "effects").read_text().split() == ["a", "a"]
+
+
+def test_a_dead_letter_that_cannot_be_kept_yet(
+    run: Run, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of its chunk are handled; the task comes back to it, and keeps it then."""
+    granted(ledger.claim(key_of("b"), "1ms"))
+    lease_until = ledger.now() + 0.001
+    wait_until(lambda: ledger.now() > lease_until)
+    monkeypatch.setattr(Mailbox, "keep", failing(1, StoreUnavailable("gone"), Mailbox.keep))
+    counts = run(fail_b, "a", "b", "c", on_in_doubt="hold")
+    assert (counts.handled, counts.in_doubt) == (2, 1)
+    [letter] = ledger.dead()
+    assert letter.key == key_of("b")
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.record import Key, Record
+from oncely.core.record import Claim, Key, Record
 from oncely.core.verdicts import Ack, DeadLetter, Verdict
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.lifecycle.heartbeat import Heartbeat
 from oncely.stores.memory_store import MemoryStore
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery
@@ -158,6 +159,12 @@ class Stall:
         assert await asyncio.to_thread(self.reached.wait, LIMIT_S)
 
 
+def extended(ledger: Ledger) -> list[Claim]:
+    """The claims that are extended until they are let go."""
+    beats = [kept for kept in ledger._kept.values() if isinstance(kept, Heartbeat)]
+    return [claim for each in beats for claim, _ in each._held.values()]
+
+
 class Outage:
     """Between `begin` and `end` the store can neither be written nor read."""
 
@@ -186,6 +193,22 @@ def outage(meddling: MeddlingStore) -> Iterator[Outage]:
     """Of the ledger in memory; it has not begun."""
     with pytest.MonkeyPatch.context() as patched:
         yield Outage(meddling, patched)
+
+
+def failing(times: int, error: BaseException, then: Callable[..., Any]) -> Callable[..., Any]:
+    """`then`, after it has raised `error` so often."""
+    left = iter(range(times))
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        for _ in left:
+            raise error
+        return then(*arguments, **named)
+
+    return call
+
+
+def nothing(*_: object, **__: object) -> None:
+    pass
 
 
 class Sql(NamedTuple):

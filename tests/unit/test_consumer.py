@@ -233,6 +233,26 @@ def test_middleware_that_does_not_go_on(queue: Queue, ledger: Ledger) -> None:
     assert ledger.find(Key("billing", "1")) is None
 
 
+def test_middleware_that_calls_next_twice(queue: Queue, ledger: Ledger) -> None:
+    """What the handler sends in any of its runs leaves with the message's end."""
+    queue.put("1")
+    queue.make("out")
+    runs: list[str] = []
+
+    def twice(message: Message, call_next: CallNext) -> None:
+        call_next(message)
+        call_next(message)
+
+    def handle(message: Message) -> None:
+        runs.append(message.id)
+        if len(runs) == 1:
+            message.send("out", b"")
+
+    consumer = Consumer(queue, "in").middleware(twice).idempotent(ledger, "billing")
+    report = consumer.consume(handle, drain=True)
+    assert (len(runs), report.handled, report.deferred_sent) == (2, 1, 1)
+
+
 def swallow(message: Message, call_next: CallNext) -> None:
     """A middleware that lets no error through."""
     with suppress(ValueError):

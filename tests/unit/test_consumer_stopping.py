@@ -8,15 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
+from tests.meddling import MeddlingStore
 from tests.records import record_of
-from tests.unit.conftest import Outage, Queue, Sql
+from tests.unit.conftest import Outage, Queue, Sql, extended
 
 from oncely.consumer import Consumer
 from oncely.consuming.consumer_report import ConsumerReport
+from oncely.core.errors import FencedError
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once
 from oncely.core.record import Key, State
+from oncely.core.turn import Turn
 from oncely.core.verdicts import Ack, Delay, Requeue
 from oncely.ledger.ledger import Ledger
 from oncely.middleware import RateLimited
@@ -141,6 +144,50 @@ def test_what_may_not_repeat_stays_claimed(
     assert handled == ["1"]
     # The other was claimed, and never begun.
     assert ledger.find(Key("billing", "2")) is None
+
+
+@pytest.mark.parametrize("when", ["stopped", "while it is released", "released"])
+def test_middleware_goes_on_when_it_is_too_late(
+    queue: Queue,
+    ledger: Ledger,
+    meddling: MeddlingStore,
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+) -> None:
+    """A middleware that goes on after its message was given back is told so, and nothing runs."""
+    queue.put("1")
+    consumer = Consumer(queue, "in")
+    go_on, done = threading.Event(), threading.Event()
+    raised: list[type[BaseException]] = []
+
+    def go_on_now() -> None:
+        go_on.set()
+        assert done.wait(LIMIT_S)
+
+    def slow(message: Message, call_next: CallNext) -> None:
+        if when == "while it is released":
+            meddling.once(go_on_now)
+        consumer.stop()
+        assert go_on.wait(LIMIT_S)
+        try:
+            call_next(message)
+        except FencedError as error:
+            raised.append(type(error))
+        finally:
+            done.set()
+
+    def stopped(turn: Turn, policy: Policy) -> None:
+        stop(turn, policy)
+        go_on_now()
+
+    stop = Turn.stopped
+    if when == "stopped":
+        monkeypatch.setattr(Turn, "stopped", stopped)
+    consumer.middleware(slow).idempotent(ledger, "billing").grace(0.1).consume(pytest.fail)
+    go_on_now()
+    assert raised == [FencedError]
+    assert ledger.find(Key("billing", "1")) is None
+    assert extended(ledger) == []
 
 
 @pytest.mark.parametrize("is_before", [True, False])

@@ -1,9 +1,11 @@
 """Consumer: handlers in one transaction with their claims, a whole window of them where it goes."""
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,16 +13,21 @@ from sqlalchemy import Connection, Engine, NullPool, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 from tests.records import granted
-from tests.unit.conftest import Queue, Sql
+from tests.unit.conftest import Queue, Sql, failing, nothing
 
 from oncely.consumer import Consumer
 from oncely.core import turn
+from oncely.core.errors import ContentionError, FencedError, StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter
+from oncely.ledger.ledger import Ledger
+from oncely.ledger.mailbox import Mailbox
 from oncely.lifecycle import transacting
 from oncely.lifecycle.handler_context import deferred_message
+from oncely.middleware.chain import CallNext
+from oncely.once import once
 
 INSERT = text("INSERT INTO effects (name) VALUES (:name)")
 
@@ -93,6 +100,24 @@ def test_a_window_of_all_kinds(queue: Queue, sql: Sql) -> None:
     assert "InDoubtError" in queue.put_aside()["doubt"]
 
 
+def test_refused_while_the_store_is_away(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of a window that is stored, which cannot be set aside now, is delivered again."""
+    monkeypatch.setattr(turn, "AGAIN_S", 0.01)
+    queue.put("other")
+    consumer_of(queue, sql).consume(write, drain=True)
+    keep = failing(1, StoreUnavailable("gone"), Mailbox.keep)
+    monkeypatch.setattr(Mailbox, "keep", keep)
+    in_one_window(queue, "1", "2")
+    queue.publish("in", [Message("other", b"[]")])
+    queue.put("3", "4")
+    report = consumer_of(queue, sql).consume(write, drain=True)
+    assert (report.handled, report.dead_lettered, len(sql.effects())) == (24, 1, 25)
+    [letter] = sql.ledger.dead()
+    assert letter.message.body == b"[]"
+
+
 def test_sends_and_steps(queue: Queue, sql: Sql) -> None:
     """Sends, steps and results are stored with the work; what is sent leaves after the commit."""
     in_one_window(queue, "1", "2")
@@ -144,6 +169,25 @@ def test_committed_early(queue: Queue, sql: Sql) -> None:
     assert (record.state, record.attempts) == (State.PROCESSING, 2)
 
 
+def test_called_again_after_a_rollback(queue: Queue, sql: Sql) -> None:
+    """A middleware that lets a message run again after its failure is recorded is told so."""
+    queue.put("1")
+    raised: list[type[BaseException]] = []
+
+    def again(message: Message, call_next: CallNext) -> None:
+        for _ in range(2):
+            try:
+                call_next(message)
+            except (ValueError, FencedError) as error:
+                raised.append(type(error))
+        consumer.stop()
+
+    consumer = Consumer(queue, "in").middleware(again).idempotent(sql.ledger, "billing")
+    consumer.transactional(sql.engine).backoff(60).consume(failing(2, ValueError("no"), nothing))
+    assert raised == [ValueError, FencedError]
+    assert [record.attempts for record in sql.ledger.scan()] == [1]
+
+
 @pytest.mark.parametrize("ends", [["COMMIT"], ["ROLLBACK", "BEGIN", "COMMIT", "BEGIN"]])
 def test_window_ended_early(queue: Queue, sql: Sql, ends: list[str]) -> None:
     """Where a handler of a window ends the transaction nothing runs again under `hold`."""
@@ -184,6 +228,48 @@ def test_refused_at_the_commit(queue: Queue, sql: Sql) -> None:
     report = consumer.consume(handle, drain=True)
     assert (report.retried, report.failed, len(told)) == (2, 1, 1)
     assert "FOREIGN KEY" in queue.put_aside()["1"]
+
+
+def losing(engine: Engine, *, connects: bool) -> Any:
+    """Begins transactions of `engine`: the first is committed, and its reply is lost."""
+    begun = count(1)
+
+    @contextmanager
+    def begin() -> Iterator[Connection]:
+        number = next(begun)
+        if number == 2 and not connects:
+            raise ContentionError("no connection")
+        with engine.begin() as connection:
+            yield connection
+        if number == 1:
+            raise ContentionError("no reply")
+
+    return SimpleNamespace(begin=begin)
+
+
+@pytest.mark.parametrize("connects", [True, False])
+@pytest.mark.parametrize("use", ["once", "consumer"])
+def test_reply_to_the_commit_is_lost(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, use: str, connects: bool
+) -> None:
+    """Where the store is still away when the record is looked for first, the next try finds that it
+    is stored.
+    """
+    monkeypatch.setattr(Ledger, "find", failing(1, StoreUnavailable("still away"), Ledger.find))
+    source = losing(sql.engine, connects=connects)
+    if use == "once":
+
+        @once(sql.ledger, consumer="billing", key=lambda message: message.id, transaction=source)
+        def handle(message: Message, connection: Connection) -> str:
+            write(message, connection)
+            return "done"
+
+        assert handle(Message("1")) == "done"
+    else:
+        queue.put("1")
+        consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").transactional(source)
+        assert consumer.consume(write, drain=True).handled == 1
+    assert sql.effects() == ["1"]
 
 
 def test_the_database_is_away(queue: Queue, sql: Sql) -> None:

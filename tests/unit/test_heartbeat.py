@@ -3,19 +3,29 @@
 import os
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.records import granted, record_of
+from tests.unit.conftest import extended, failing, nothing
 
 from oncely.core.commands import Busy, Outcome
 from oncely.core.durations import Duration
+from oncely.core.errors import StoreDenied, StoreError
+from oncely.core.message import Message
+from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
+from oncely.core.turn import Turn
+from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle import heartbeat as heartbeats
 from oncely.lifecycle.heartbeat import Heartbeat
+from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.testing import ManualClock
 
 _LEASE_S = 0.06
@@ -128,6 +138,71 @@ def test_claimed_again_during_a_beat(
     held = heartbeat.let_go(newer[0])
     assert held.fence == 2
     ledger.complete(held)
+
+
+# ---- What is broken off --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lifecycle(ledger: WatchedLedger) -> Lifecycle:
+    """Of messages that are retried by the ledger: such an end is stored apart from the others."""
+    return replace(Lifecycle.under(ledger, "billing", Policy()), retry_queue=RetryQueue("billing"))
+
+
+def turns_of(lifecycle: Lifecycle, *ids: str) -> list[Turn]:
+    """Turns of these, which are claimed."""
+    turns = [Turn(each, None, Message(each, b"{}")) for each in ids]
+    run_inline(lifecycle.claim(lifecycle.sync_driver, turns))
+    assert len(extended(lifecycle.ledger)) == len(ids)
+    return turns
+
+
+@pytest.mark.parametrize("end", [Lifecycle.store, Lifecycle.give_back])
+def test_end_that_is_broken_off(
+    lifecycle: Lifecycle, monkeypatch: pytest.MonkeyPatch, end: Callable[..., Any]
+) -> None:
+    """Where a signal handler raises before anything is stored, no claim is extended any more."""
+    turns = turns_of(lifecycle, "a", "b")
+    monkeypatch.setattr(Lifecycle, "_write", failing(1, KeyboardInterrupt(), nothing))
+    with pytest.raises(KeyboardInterrupt):
+        run_inline(end(lifecycle, lifecycle.sync_driver, turns))
+    assert extended(lifecycle.ledger) == []
+
+
+@pytest.mark.parametrize("error", [StoreDenied("no UPDATE"), ZeroDivisionError("a driver's")])
+def test_end_that_the_store_refuses(
+    lifecycle: Lifecycle, meddling: MeddlingStore, error: Exception
+) -> None:
+    """The same where the first of two writes fails, and the second is not tried."""
+    turns = turns_of(lifecycle, "a", "b")
+    for turn in turns:
+        turn.called()
+    turns[1].raised(ValueError("no"))
+    meddling.meddle = failing(1, error, nothing)
+    with pytest.raises(type(error)):
+        run_inline(lifecycle.store(lifecycle.sync_driver, turns))
+    assert extended(lifecycle.ledger) == []
+
+
+def test_claim_of_many_that_fails_for_one(lifecycle: Lifecycle, meddling: MeddlingStore) -> None:
+    """Where the error is of one message, nobody asks again: the claims of the others run out."""
+    # All together, and then the first alone.
+    meddling.meddle = failing(2, StoreError("not this one"), nothing)
+    with pytest.raises(StoreError, match="not this one"):
+        turns_of(lifecycle, "a", "b")
+    assert [record.key.message_id for record in lifecycle.ledger.scan()] == ["b"]
+    assert extended(lifecycle.ledger) == []
+
+
+def test_claim_of_a_turn_that_has_ended(lifecycle: Lifecycle) -> None:
+    """It is not asked for again, and does not seem to be granted."""
+    turns = turns_of(lifecycle, "a")
+    run_inline(lifecycle.give_back(lifecycle.sync_driver, turns))
+    with pytest.raises(AssertionError, match="a turn that is STORED cannot be asked"):
+        run_inline(lifecycle.claim(lifecycle.sync_driver, turns))
+
+
+# ---- Forks -------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -19,17 +19,19 @@ import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.meddling import MeddlingStore
 from tests.records import granted
-from tests.unit.conftest import Stall
+from tests.unit.conftest import Stall, extended
 
 import oncely
 from oncely._util.signals import on_signals
 from oncely.core.record import Key
 from oncely.ledger import group_commit
 from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.once import once
 from oncely.stores.memory_store import MemoryStore
 
 _SOURCES = str(Path(oncely.__file__).parent)
 _GROUP_COMMIT = str(group_commit.__file__)
+_LIFECYCLE = (f"{_SOURCES}/lifecycle/", f"{_SOURCES}/core/turn.py")
 
 
 class Interrupt(BaseException):
@@ -55,7 +57,11 @@ class Tracer:
     """
 
     def __init__(
-        self, place: int, handler: Callable[[], object], files: str = _SOURCES, but: str = ""
+        self,
+        place: int,
+        handler: Callable[[], object],
+        files: str | tuple[str, ...] = _SOURCES,
+        but: str = "",
     ) -> None:
         self._left = place
         self._handler = handler
@@ -214,6 +220,36 @@ def test_error_of_a_handler(any_ledger: Ledger) -> None:
         assert raised is tracer.has_run
         if not tracer.has_run:
             break
+    assert place > 50
+
+
+@pytest.mark.filterwarnings("ignore:.*coroutine .* was never awaited")
+@pytest.mark.parametrize(("error", "fails"), [(Interrupt, False), (SoftTimeLimitError, True)])
+def test_function_under_once(error: type[BaseException], fails: bool) -> None:
+    """Wherever a call is interrupted on its way to the function or from there, its claim is not
+    extended for ever.
+    """
+
+    def raise_error() -> None:
+        raise error
+
+    with closing(open_ledger("memory://")) as ledger:
+
+        @once(ledger, consumer="billing", key=lambda message_id: message_id)
+        def handle(_: str) -> None:
+            if fails:
+                raise ZeroDivisionError
+
+        # It also starts the heartbeat's thread: Python's own `start` is not safe from an Exception.
+        with suppress(ZeroDivisionError):
+            handle("warm")
+        for place in count():
+            tracer = Tracer(place, raise_error, _LIFECYCLE)
+            with suppress(error, ZeroDivisionError), tracer:
+                handle(f"broken off {place}")
+            assert extended(ledger) == []
+            if not tracer.has_run:
+                break
     assert place > 50
 
 

@@ -4,14 +4,14 @@ import io
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
-from tests.unit.conftest import Queue, Sql
+from tests.unit.conftest import Queue, Sql, failing, nothing
 
 from oncely import http
 from oncely.consumer import Consumer
@@ -28,23 +28,7 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "oncely")
 
 
-def failing(times: int, error: Exception, then: Callable[..., Any]) -> Callable[..., Any]:
-    """`then`, after it has raised `error` so often."""
-    left = iter(range(times))
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        for _ in left:
-            raise error
-        return then(*arguments, **named)
-
-    return call
-
-
 AWAY = StoreUnavailable("gone")
-
-
-def nothing(*_: object, **__: object) -> None:
-    pass
 
 
 def test_an_end_that_waits(

@@ -2,12 +2,14 @@
 """Steps and messages sent inside a handler: what runs once, what is kept, what leaves."""
 
 import asyncio
+from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any
 
 import pytest
 from tests.records import granted, record_of
 from tests.unit.conftest import Deliver
 
+from oncely.core.control import Reject
 from oncely.core.errors import FencedError, MessageError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
@@ -75,6 +77,29 @@ def test_step_that_is_not_awaited_in_a_consumer(
     verdict = deliver(handle_async if is_async else handle)
     assert isinstance(verdict, DeadLetter)
     assert "'debit' was not awaited" in verdict.reason
+    assert bank.debits == []
+
+
+@pytest.mark.parametrize("use", ["once", "consumer"])
+def test_step_that_is_not_awaited_beside_an_error(
+    ledger: Ledger, deliver: Deliver, bank: Bank, use: str
+) -> None:
+    """The error is what it was, and Python warns of nothing."""
+    made: list[Any] = []
+
+    async def debit() -> None:
+        bank.debit(10)
+
+    async def handle(message: Message) -> None:
+        made.append(message.step("debit", debit))
+        raise Reject("too late")
+
+    if use == "once":
+        with pytest.raises(Reject, match="too late"):
+            asyncio.run(once(ledger, consumer="billing", key=lambda m: m.id)(handle)(MESSAGE))
+    else:
+        assert deliver(handle, MESSAGE) == DeadLetter("Reject: too late")
+    assert [getcoroutinestate(each) for each in made] == [CORO_CLOSED]
     assert bank.debits == []
 
 

@@ -175,6 +175,16 @@ def test_stopped(
     assert turn.ending == (end, verdict, Counted.GIVEN_BACK)
 
 
+def test_stopped_in_a_second_run() -> None:
+    """A middleware that lets the handler run again does not undo that it was called."""
+    turn = turn_in(HELD)
+    turn.called()
+    turn.runs()
+    turn.started()
+    turn.stopped(at_most_once())
+    assert turn.ending == (End.LEFT, Delay(1.0), Counted.GIVEN_BACK)
+
+
 def test_called_while_it_is_stopped() -> None:
     """Whoever calls the handler after the stop sees that, and whoever stops it sees an earlier
     call: so that it does not run after its claim was given back.

@@ -78,7 +78,7 @@ class Running:
             result = self._inner(message)
             _note_result(turn, self._settings.lifecycle, result)
         except BaseException as error:
-            turn.raised(error)
+            _note_error(turn, error)
             raise
         return result
 
@@ -165,7 +165,7 @@ class AsyncRunning:
             result = await self._inner(message)
             _note_result(turn, self._settings.lifecycle, result)
         except BaseException as error:
-            turn.raised(error)
+            _note_error(turn, error)
             raise
         return result
 
@@ -249,6 +249,12 @@ def _note_result(turn: DeliveryTurn, lifecycle: Lifecycle | None, result: Any) -
         turn.context.check_awaited()
     if lifecycle is not None:
         turn.returned(lifecycle.kept(turn, result))
+
+
+def _note_error(turn: DeliveryTurn, error: BaseException) -> None:
+    turn.raised(error)
+    if turn.context is not None:
+        turn.context.check_awaited(error)
 
 
 def _calling() -> DeliveryTurn:

@@ -87,8 +87,10 @@ class HandlerContext(Processing, Protocol):
     def end(self) -> Sequence[WaitingMessage]:
         """The handler has ended: nothing more may be called. Returns what it has sent."""
 
-    def check_awaited(self) -> None:
-        """Raise MessageError where a step was not awaited: it has not run."""
+    def check_awaited(self, error: BaseException | None = None) -> None:
+        """Raise MessageError where a step was not awaited: it has not run. Not where the handler
+        has raised `error`, which is what counts then.
+        """
 
 
 class Turn:

@@ -109,9 +109,9 @@ class ClaimContext:
                 return run_inline(self._keep(blocking, serializer, name, result))
             return self._given_back(serializer, name)
 
-    def check_awaited(self) -> None:
-        """Raise MessageError where a step was not awaited: it has not run."""
-        if self._unawaited is not None and (name := self._unawaited.forgotten()):
+    def check_awaited(self, error: BaseException | None = None) -> None:
+        name = None if self._unawaited is None else self._unawaited.forgotten()
+        if name is not None and error is None:
             raise MessageError(
                 f"step {name!r} was not awaited, and has not run; write `await message.step(...)`"
             )
@@ -243,7 +243,7 @@ class UntrackedContext:
         """It has sent nothing."""
         return ()
 
-    def check_awaited(self) -> None:
+    def check_awaited(self, error: BaseException | None = None) -> None:
         """Nothing: its steps are the functions themselves."""
 
     @property

@@ -136,10 +136,9 @@ class Work:
         unusable = None
         if self.turn.context is not None:
             try:
-                self.turn.context.check_awaited()
+                self.turn.context.check_awaited(error)
             except MessageError as forgotten:
-                if error is None:
-                    error = unusable = forgotten
+                error = unusable = forgotten
         self.turn.raised(error)
         if error is None and self._lifecycle.keeps_result:
             self.turn.returned(self._lifecycle.kept(self.turn, self.result))
@@ -161,17 +160,26 @@ class Work:
 
 def run_new(work: Work, call: Callable[[], Any]) -> Any:
     """The result of `work`: `call` does it, where the message is not a duplicate."""
-    with work:
-        if not work.turn.is_duplicate:
-            work.result = call()
+    try:
+        with work:
+            if not work.turn.is_duplicate:
+                work.result = call()
+    except BaseException:
+        # A signal handler may raise just before `with` is left.
+        work._let_go()
+        raise
     return work.result
 
 
 async def run_new_async(work: Work, call: Callable[[], Awaitable[Any]]) -> Any:
     """As `run_new`, for an async function."""
-    async with work:
-        if not work.turn.is_duplicate:
-            work.result = await call()
+    try:
+        async with work:
+            if not work.turn.is_duplicate:
+                work.result = await call()
+    except BaseException:
+        work._let_go()
+        raise
     return work.result
 
 

@@ -81,6 +81,7 @@ class RowTurn(Turn):
                 yield message
                 context.check_awaited()
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything.
+            context.check_awaited(error)
             self.raised(error)
         finally:
             if os.getpid() != self._pid:
