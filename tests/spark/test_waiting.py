@@ -4,6 +4,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from inspect import CORO_CLOSED, getcoroutinestate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from oncely import (
     FencedError,
     Ledger,
     Message,
+    Reject,
     Retry,
     open_ledger,
 )
@@ -145,6 +147,21 @@ def test_a_dead_letter_that_cannot_be_kept_yet(
     assert (counts.handled, counts.in_doubt) == (2, 1)
     [letter] = ledger.dead()
     assert letter.key == key_of("b")
+
+
+def test_a_step_that_is_not_awaited_beside_an_error(run: Run) -> None:
+    """The error is what it was, and Python warns of nothing."""
+    made: list[Any] = []
+
+    async def debit() -> None:
+        pytest.fail("it ran")
+
+    def handle(message: Message) -> None:
+        made.append(message.step("debit", debit))
+        raise Reject("too late")
+
+    assert run(handle, "a").quarantined == {"too late": 1}
+    assert [getcoroutinestate(each) for each in made] == [CORO_CLOSED]
 
 
 @pytest.mark.parametrize(

@@ -169,16 +169,16 @@ def test_call_that_waits_for_another_anywhere(monkeypatch: pytest.MonkeyPatch) -
     """
     monkeypatch.setattr(group_commit, "STALL_S", LIMIT_S)
     store = MeddlingStore(MemoryStore())
-    with closing(Ledger(store)) as ledger, ThreadPoolExecutor(1) as pool:
-        put = ledger._group_commit.put
-        for place in count():
-            ledger._group_commit.close()
+    for place in count():
+        # Of its own: a worker whose caller is interrupted as it starts may come late.
+        with closing(Ledger(store)) as ledger, ThreadPoolExecutor(1) as pool:
+            put = ledger._group_commit.put
             stall, key = Stall(), Key("billing", f"broken off {place}")
             store.once(stall.hold)
             first = pool.submit(ledger.claim, Key("billing", f"first {place}"))
             assert stall.reached.wait(LIMIT_S)
 
-            def go_on(call: Any, stall: Stall = stall) -> None:
+            def go_on(call: Any, put: Callable[[Any], None] = put, stall: Stall = stall) -> None:
                 put(call)
                 stall.go_on.set()
 
@@ -191,7 +191,7 @@ def test_call_that_waits_for_another_anywhere(monkeypatch: pytest.MonkeyPatch) -
             granted(first.result(LIMIT_S))
             if not tracer.has_run:
                 break
-            wait_until(lambda key=key: ledger.find(key) is None)  # type: ignore[misc]
+            wait_until(lambda ledger=ledger, key=key: ledger.find(key) is None)  # type: ignore[misc]
             [other] = pool.map(ledger.claim, [Key("billing", f"other {place}")], timeout=LIMIT_S)
             granted(other)
     assert place > 20
