@@ -25,7 +25,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from oncely.core.errors import ConfigError
-from oncely.spark.modes.row_refusal import refusal
+from oncely.spark.modes.target_table import refusal
 from oncely.upsert import upsert
 
 THREADS = 8

@@ -33,7 +33,6 @@ CALLS = "ledger/ledger_calls.py"
 LIFECYCLE = "lifecycle/lifecycle.py"
 RETRY_QUEUE = "lifecycle/retry_queue.py"
 RETRIES = "consuming/retries.py"
-TAKEN = "lifecycle/taken.py"
 TABLES = "stores/memory_tables.py"
 
 MUTANTS = [
@@ -220,7 +219,7 @@ MUTANTS = [
     ),
     Mutant(
         "what another worker has is gone from where it waits",
-        TAKEN,
+        RETRY_QUEUE,
         "                left.append(PutBack(taken, None, delay_s, is_try=False))",
         "                done.append(taken)",
         seed=172,
@@ -235,11 +234,8 @@ MUTANTS = [
     Mutant(
         "what has failed is gone from where it waits",
         CALLS,
-        "if isinstance(o, Written) and not o.is_repeated]\n"
-        "            _keep_all(transaction, done)",
-        "if isinstance(o, Written) and not o.is_repeated]\n"
-        "            _keep_all(transaction, done)\n"
-        "            _keep_all(transaction, [Write(w.command, (), True) for w in done])",
+        "for write in done if write.is_over]:",
+        "for write in done]:",
     ),
     Mutant(
         "what waits is taken before what stands in front of it",

@@ -209,12 +209,12 @@ def test_spark(
     """A task of mode leased, by itself, with one message and with many."""
     from tests.spark.tasks import run_task
 
-    from oncely.spark.modes import chunks, due_retries, leased
+    from oncely.spark.modes import chunks, leased
 
     # Where the machine is slow, a task takes smaller chunks, and stores and looks more often.
     for module, name in (
-        *((chunks, "_QUICK_S"), (chunks, "_SLOW_S")),
-        *((due_retries, "_LOOK_S"), (leased, "_STORE_EVERY_S")),
+        *((chunks, "_QUICK_S"), (chunks, "_SLOW_S"), (chunks, "_LOOK_S")),
+        (leased, "_STORE_EVERY_S"),
     ):
         monkeypatch.setattr(module, name, 600.0)
     walks: list[Walk] = []

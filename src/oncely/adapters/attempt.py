@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from oncely._util.event_log import EventLog
-from oncely._util.outage import Outage
 from oncely.core.commands import Duplicate, Handled
 from oncely.core.errors import ConfigError, OncelyError, StoreError
 from oncely.core.record import Key, Record, State
@@ -80,7 +79,7 @@ class Attempt:
             self.result = run(self._lifecycle, self._source, self.turn, call)
         else:
             self.result = run_new(Work(self._lifecycle, self.turn), call)
-        self._outage.over("claims")
+        self._lifecycle.outage.over("claims")
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
@@ -88,7 +87,7 @@ class Attempt:
             self.result = await run_async(self._lifecycle, self._source, self.turn, call)
         else:
             self.result = await run_new_async(Work(self._lifecycle, self.turn), call)
-        self._outage.over("claims")
+        self._lifecycle.outage.over("claims")
 
     @property
     def has_result(self) -> bool:
@@ -130,16 +129,12 @@ class Attempt:
         if self._is_followed and not self.is_repeated:
             await self._lifecycle.finish(self._lifecycle.async_driver, [self.turn])
 
-    @property
-    def _outage(self) -> Outage:
-        return self._lifecycle.outage
-
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""
         if error is self.turn.error:
             return None
         if isinstance(error, StoreError):
-            self._outage.met(error, "claims")
+            self._lifecycle.outage.met(error, "claims")
         if self._source is not None and self.turn.ending is not None:
             # Also an error of a database whose transaction lost a race, or that was down.
             return self.turn.ending.verdict

@@ -1,7 +1,7 @@
 """A callback for pika's `basic_consume` that handles each message once."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,21 +56,19 @@ def once_callback(
     return _Callback(lifecycle, handler, key_of, transaction)
 
 
+@dataclass(eq=False)
 class _Callback:
-    def __init__(
-        self, lifecycle: Lifecycle, handler: Callable[..., Any], key_of: KeyOf, source: Any
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._handler = handler
-        self._key_of = key_of
-        self._source = source
+    lifecycle: Lifecycle
+    handler: Callable[..., Any]
+    key_of: KeyOf
+    source: Any
 
     def __call__(self, channel: Any, method: Any, properties: BasicProperties, body: bytes) -> None:
         said = properties_of(properties)
         message = message_of(said, body)
         verdict: Verdict
         try:
-            message = replace(message, id=id_of_key(self._key_of(properties, body)) or "")
+            message = replace(message, id=id_of_key(self.key_of(properties, body)) or "")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything.
             verdict = DeadLetter(f"key: {describe(error)}")
         else:
@@ -98,9 +96,9 @@ class _Callback:
     def _verdict(self, message: Message, count: int) -> Verdict:
         turn = Turn(message.id, fingerprint_of(message.body), message)
         turn.deliveries = count
-        attempt = Attempt("pika", self._lifecycle, turn, self._source)
+        attempt = Attempt("pika", self.lifecycle, turn, self.source)
         try:
-            attempt.run(partial(ended, self._handler, message))
+            attempt.run(partial(ended, self.handler, message))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything.
             verdict = attempt.verdict(error)
             if verdict is not None:

@@ -1,7 +1,6 @@
 """ConsumerReport: what a consumer has done."""
 
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -21,8 +20,3 @@ class ConsumerReport:
     """Deliveries that became dead letters: the handler failed, or could not run."""
     deferred_sent: int = 0
     """Deferred messages of handlers that were sent."""
-
-    def add(self, other: Self) -> None:
-        """Add the counts of another consumer."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))

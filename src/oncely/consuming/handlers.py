@@ -1,6 +1,7 @@
 """Handlers: which function takes a message, by its type."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 from oncely.core.destination import takes
@@ -44,9 +45,7 @@ class Handlers:
 
     def with_rest(self, handler: Handler | None) -> "Handlers":
         """The same handlers; `handler`, if given, takes the types that no other takes."""
-        more = Handlers()
-        more._by_pattern, more.rest = self._by_pattern, self.rest
-        more.events = self.events
+        more = copy(self)
         if handler is not None:
             more.add(handler)
         return more

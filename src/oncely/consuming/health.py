@@ -8,7 +8,6 @@ from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.errors import describe
-from oncely.transports.transport import Clock
 
 _log = EventLog(__name__)
 
@@ -36,19 +35,16 @@ class Pulse:
     The loop runs in the thread that creates the Pulse; `on_first` is called at its first round.
     """
 
-    def __init__(
-        self, on_first: Callable[[], object] = lambda: None, *, clock: Clock = monotonic
-    ) -> None:
+    def __init__(self, on_first: Callable[[], object] = lambda: None) -> None:
         self._on_first: Callable[[], object] | None = on_first
-        self._clock = clock
-        self._beat_at = clock()
+        self._beat_at = monotonic()
         self._thread = threading.get_ident()
         self._unready: str | None = "the broker has not been reached yet"
 
     def beat(self) -> None:
         """Record a round of the loop; calls from other threads do not count."""
         if threading.get_ident() == self._thread:
-            self._beat_at = self._clock()
+            self._beat_at = monotonic()
             on_first, self._on_first = self._on_first, None
             if on_first is not None:
                 on_first()
@@ -63,7 +59,7 @@ class Pulse:
 
     def health(self) -> Health:
         """The health of the loop."""
-        return Health(self._clock() - self._beat_at, self._unready)
+        return Health(monotonic() - self._beat_at, self._unready)
 
 
 class BrokerOutage(Outage):

@@ -21,7 +21,19 @@ class Lanes:
 
     def enter(self, turns: Sequence[DeliveryTurn]) -> list[DeliveryTurn]:
         """Add these turns; return those that stand in front."""
-        return [turn for turn in turns if self._enters(turn)]
+        first: list[DeliveryTurn] = []
+        for turn in turns:
+            lane = self._lane(turn)
+            if lane is None:
+                first.append(turn)
+            elif lane not in self._behind:
+                first.append(turn)
+                self._behind[lane] = None  # Nearly always nothing stands behind it.
+            else:
+                behind = self._behind[lane] or deque()
+                behind.append(turn)
+                self._behind[lane] = behind
+        return first
 
     def leave(self, turns: Sequence[DeliveryTurn]) -> list[DeliveryTurn]:
         """Remove these turns, which are done; return those that stand in front now."""
@@ -31,7 +43,8 @@ class Lanes:
             behind = self._behind.pop(lane, None)
             if not behind:
                 continue
-            if lane == turn.key and _was_handled(turn):
+            is_completed = turn.ending is not None and turn.ending.end is End.COMPLETED
+            if lane == turn.key and (is_completed or turn.is_duplicate):
                 # Copies: the ledger answers all of them together. Of any other message it may grant
                 # one, also where the turn is acknowledged: where its retry is due by now, or its
                 # claim was given back. The others would be busy then.
@@ -41,25 +54,7 @@ class Lanes:
                 self._behind[lane] = behind
         return ready
 
-    def _enters(self, turn: DeliveryTurn) -> bool:
-        lane = self._lane(turn)
-        if lane is None:
-            return True
-        if lane not in self._behind:
-            self._behind[lane] = None  # Nearly always nothing stands behind it.
-            return True
-        behind = self._behind[lane] or deque()
-        behind.append(turn)
-        self._behind[lane] = behind
-        return False
-
     def _lane(self, turn: DeliveryTurn) -> Hashable | None:
         if self._is_ordered and turn.message.key is not None:
             return turn.message.key
         return turn.key
-
-
-def _was_handled(turn: DeliveryTurn) -> bool:
-    """Whether the ledger knows that the turn's message was handled, now or before."""
-    is_completed = turn.ending is not None and turn.ending.end is End.COMPLETED
-    return is_completed or turn.is_duplicate

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,14 +20,13 @@ from oncely.consuming.running import AsyncRunning, Running, RunningTogether
 from oncely.consuming.sending import Sending
 from oncely.consuming.settings import ConsumerSettings
 from oncely.consuming.stages import Stage
-from oncely.consuming.telling import Telling
+from oncely.consuming.telling import tell
 from oncely.consuming.turn import DeliveryTurn
 from oncely.consuming.window_claims import Claims
 from oncely.core.errors import MessageError, TransportError
 from oncely.core.turn import GIVEN_BACK, after_unknown
 from oncely.core.verdicts import Counted, DeadLetter, Delay
 from oncely.lifecycle.claim_keeper import store_outage
-from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import Serializer
 from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
@@ -72,7 +72,10 @@ class Consuming:
     ) -> None:
         self.report = ConsumerReport()
         outage = store_outage(queue=settings.queue)
-        self._settings = settings = settings.for_one_run(stop, outage)
+        if settings.lifecycle is not None:
+            own = replace(settings.lifecycle, stop=stop, grace_s=settings.grace_s, outage=outage)
+            settings = replace(settings, lifecycle=own)
+        self._settings = settings
         self._transport = transport
         self._stop = stop
         self._on_progress = on_progress
@@ -99,30 +102,24 @@ class Consuming:
         self._sending: Sending | None = None
         self._serializers: dict[int, Serializer] = {}
         """Of each handler, by its id, since it may not be hashable; empty if no result is kept."""
-        if settings.lifecycle is not None:
-            self._keep_in(settings.lifecycle)
+        if (lifecycle := settings.lifecycle) is not None:
+            ledger = lifecycle.ledger
+            ledger.check_privileges("worker")
+            self._claims = Claims(settings, lifecycle, stop)
+            if lifecycle.keeps_result:
+                handlers = settings.handlers.all
+                self._serializers = {id(each): lifecycle.serializer_of(each) for each in handlers}
+            if lifecycle.retry_queue is not None:
+                hold_s = lifecycle.lease_s or _ENDLESS_HOLD_S
+                self._retries = Retries(ledger.mailbox, lifecycle.retry_queue, hold_s, outage)
+                relay = Relay(ledger, transport, hold=_HOLD)
+                self._sending = Sending(relay, ledger.mailbox, lifecycle.consumer)
         self._executor = _executor(settings)
-        self._telling = Telling(settings, self.report)
         self._acknowledger = Acknowledger(transport, self._retries, stop)
         self._to_store = Stage("oncely-storing", self._store, self._executor.ring)
         self._to_acknowledge = Stage(
             "oncely-acknowledging", self._acknowledger.acknowledge, lambda: None
         )
-
-    def _keep_in(self, lifecycle: Lifecycle) -> None:
-        """Set up the work with a ledger, as far as its store supports it."""
-        settings, ledger = self._settings, lifecycle.ledger
-        ledger.check_privileges("worker")
-        outage = lifecycle.outage
-        self._claims = Claims(settings, lifecycle, self._stop, outage)
-        if lifecycle.keeps_result:
-            handlers = settings.handlers.all
-            self._serializers = {id(each): lifecycle.serializer_of(each) for each in handlers}
-        if lifecycle.retry_queue is not None:
-            hold_s = lifecycle.lease_s or _ENDLESS_HOLD_S
-            self._retries = Retries(ledger.mailbox, lifecycle.retry_queue, hold_s, outage)
-            relay = Relay(ledger, self._transport, hold=_HOLD)
-            self._sending = Sending(relay, ledger.mailbox, lifecycle.consumer)
 
     # ---- The main loop -------------------------------------------------------------------------
 
@@ -137,7 +134,12 @@ class Consuming:
         finally:
             self._executor.stop()
             self._to_store.close()
-            self._give_back()
+            # Claims in transactions cannot be seen before the transactions end.
+            if self._claims is not None and self._settings.begins is None:
+                # What runs longer than the grace time, and what has not begun.
+                left = [*self._in_flight]
+                self._claims.give_back(left)
+                self._acknowledger.acknowledge([turn for turn in left if turn.taken is not None])
             self._executor.close()
             self._to_acknowledge.close()
             if self._sending is not None:
@@ -245,15 +247,6 @@ class Consuming:
             self._sending.close(max(0.0, until - monotonic()))
             self.report.deferred_sent = self._sending.sent
 
-    def _give_back(self) -> None:
-        """Release the turns that run longer than that, and those that have not begun."""
-        # Claims in transactions cannot be seen before the transactions end.
-        if self._claims is None or self._settings.begins is not None:
-            return
-        left = [*self._in_flight]
-        self._claims.give_back(left)
-        self._acknowledger.acknowledge([turn for turn in left if turn.taken is not None])
-
     # ---- Beginning -----------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -309,18 +302,20 @@ class Consuming:
         asking = [turn for turn in turns if turn.ending is None and turn.refusal is None]
         if self._claims is not None and self._settings.begins is None and asking:
             self._claims.begin(asking)
-        running = [turn for turn in asking if self._is_to_run(turn)]
+        running = []
+        for turn in asking:
+            if turn.refusal is not None or turn.is_duplicate:
+                is_to_run = bool(self._settings.outer)
+            else:
+                is_to_run = turn.is_to_run or self._settings.begins is not None
+            if is_to_run:
+                running.append(turn)
         if running:
             self._executor.start(running)
         if len(running) == len(turns):
             return []
         started = set(running)
         return [turn for turn in turns if turn not in started]
-
-    def _is_to_run(self, turn: DeliveryTurn) -> bool:
-        if turn.refusal is not None or turn.is_duplicate:
-            return bool(self._settings.outer)
-        return turn.is_to_run or self._settings.begins is not None
 
     # ---- Ending --------------------------------------------------------------------------------
 
@@ -348,7 +343,7 @@ class Consuming:
             ending = turn.ending or turn.ended(
                 self._settings.policy, is_stopping=self._stop.is_set()
             )
-            self._telling.tell(turn, ending)
+            tell(turn, ending, self._settings, self.report)
         self._send_deferred(turns)
         reached("before_acknowledge")
         put_off = [turn for turn in turns if self._acknowledger.is_put_off(turn)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from oncely._util.clock import monotonic
 from oncely._util.outage import Outage
@@ -11,14 +12,14 @@ from oncely.core.turn import AFTER_DOUBT, BEHIND
 from oncely.core.verdicts import Delay
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger.mailbox import LedgerMailbox
-from oncely.lifecycle.retry_queue import RetryQueue
-from oncely.lifecycle.taken import settle_taken
+from oncely.lifecycle.retry_queue import RetryQueue, settle_taken
 from oncely.transports.transport import Delivery
 
 _LOOK_S = 0.5
 """How often to look for messages that other workers have stored there."""
 
 
+@dataclass(eq=False)
 class Retries:
     """Takes messages of `queue` that are due, as deliveries, and acknowledges them in the ledger.
 
@@ -26,19 +27,16 @@ class Retries:
     available again after that time.
     """
 
-    def __init__(
-        self, mailbox: LedgerMailbox, queue: RetryQueue, hold_s: float, outage: Outage
-    ) -> None:
-        self._outage = outage
-        self._mailbox = mailbox
-        self._queue = queue
-        self._hold_s = hold_s
-        self._look_at = 0.0
-        """`clock.monotonic()` at which the next message may be due."""
-        self._are_due = False
-        self._yields = False
-        """Whether to leave the next due messages to other workers: some may be of a type that no
-        handler here takes."""
+    _mailbox: LedgerMailbox
+    _queue: RetryQueue
+    _hold_s: float
+    _outage: Outage
+    _look_at: float = 0.0
+    """`clock.monotonic()` at which the next message may be due."""
+    _are_due: bool = False
+    _yields: bool = False
+    """Whether to leave the next due messages to other workers: some may be of a type that no
+    handler here takes."""
 
     def are_due(self) -> bool:
         """Whether messages are due, as far as is known; asks the ledger when it is time to."""

@@ -1,11 +1,9 @@
 """ConsumerSettings: the settings of a consumer, for its parts."""
 
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
-from oncely._util.outage import Outage
 from oncely.consuming.handlers import Handlers
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -62,10 +60,3 @@ class ConsumerSettings:
         """The lifecycle of messages whose handlers work in transactions."""
         assert self.lifecycle is not None  # noqa: S101 - without a ledger there are none.
         return self.lifecycle
-
-    def for_one_run(self, stop: threading.Event, outage: Outage) -> Self:
-        """The same for one run, which `stop` stops; `outage` is noted while the store is away."""
-        if self.lifecycle is None:
-            return self
-        lifecycle = replace(self.lifecycle, stop=stop, grace_s=self.grace_s, outage=outage)
-        return replace(self, lifecycle=lifecycle)

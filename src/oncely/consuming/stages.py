@@ -20,7 +20,7 @@ class Stage(Generic[T]):
         self._work = work
         self._ring = ring
         self._thread = ThreadPoolExecutor(1, name)
-        self._under_way: deque[Future[Sequence[T]]] = deque()
+        self._under_way: deque[tuple[Future[object], Sequence[T]]] = deque()
         self._done: list[T] = []
 
     def put(self, batch: Sequence[T]) -> None:
@@ -29,13 +29,13 @@ class Stage(Generic[T]):
         """
         while len(self._under_way) >= _MOST:
             self._take_first()
-        future = self._thread.submit(self._do, batch)
-        self._under_way.append(future)
+        future = self._thread.submit(self._work, batch)
+        self._under_way.append((future, batch))
         future.add_done_callback(lambda _: self._ring())
 
     def collect(self) -> list[T]:
         """The results since the last call, in order."""
-        while self._under_way and self._under_way[0].done():
+        while self._under_way and self._under_way[0][0].done():
             self._take_first()
         done, self._done = self._done, []
         return done
@@ -51,8 +51,6 @@ class Stage(Generic[T]):
         self._thread.shutdown()
 
     def _take_first(self) -> None:
-        self._done += self._under_way.popleft().result()
-
-    def _do(self, batch: Sequence[T]) -> Sequence[T]:
-        self._work(batch)
-        return batch
+        future, batch = self._under_way.popleft()
+        future.result()
+        self._done += batch

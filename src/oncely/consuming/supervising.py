@@ -10,7 +10,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Protocol
 
@@ -93,7 +94,7 @@ class Supervisor:
         return self._report()
 
     def _report(self) -> ConsumerReport:
-        return _sum(worker.report for worker in self._workers)
+        return _sum([worker.report for worker in self._workers])
 
     def _end(self) -> None:
         for worker in self._workers:
@@ -181,19 +182,19 @@ class _WorkerProcess:
         if self._drains and line.has_ended:
             self.is_done = True
             return
-        how = line.error or _how(code)
-        self._check_misstarts(how, code)
-        delay_s = self._backoff.died()
-        again_in_s = round(delay_s, 1)
-        self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)
-
-    def _check_misstarts(self, how: str, code: int) -> None:
-        """Raise the worker's error after too many starts in a row that ended with it."""
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"died of signal {-code} ({signal.strsignal(-code)})"
+        how = line.error or how
+        # The worker's error is raised after too many starts in a row that ended with it.
         cannot_work = code == _WRONG or (self._drains and code > 0)
         before = 0 if self._backoff.lived_long() else self._misstarts
         self._misstarts = before + 1 if cannot_work else 0
         if self._misstarts == _MISSTARTS:
             raise (ConfigError if code == _WRONG else OncelyError)(how)
+        delay_s = self._backoff.died()
+        again_in_s = round(delay_s, 1)
+        self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)
 
 
 class _Process:
@@ -226,14 +227,5 @@ class _Process:
         return code
 
 
-def _sum(reports: Iterable[ConsumerReport]) -> ConsumerReport:
-    total = ConsumerReport()
-    for report in reports:
-        total.add(report)
-    return total
-
-
-def _how(code: int) -> str:
-    if code < 0:
-        return f"died of signal {-code} ({signal.strsignal(-code)})"
-    return f"ended with exit code {code}"
+def _sum(reports: Sequence[ConsumerReport]) -> ConsumerReport:
+    return ConsumerReport(*map(sum, zip(*map(astuple, reports), strict=True)))

@@ -1,16 +1,14 @@
 """Claims of a window of deliveries: asked for in one batch, and ended in one batch."""
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from oncely._util import clock
-from oncely._util.outage import Outage
-from oncely.consuming.settings import ConsumerSettings, MetadataOf
+from oncely.consuming.settings import ConsumerSettings
 from oncely.consuming.turn import DeliveryTurn
 from oncely.core.errors import MessageError
 from oncely.core.ids import fingerprint_of
-from oncely.core.message import Message, check_message
+from oncely.core.message import check_message
 from oncely.core.verdicts import DeadLetter
 from oncely.ledger.driver import run_inline
 from oncely.lifecycle.claim_keeper import AWAY, PAUSE_S
@@ -20,21 +18,16 @@ from oncely.lifecycle.lifecycle import Lifecycle
 class Claims:
     """Claims and ends the turns of one consumer, as `lifecycle` says.
 
-    `stop` is set when the consumer must stop; `outage` records whether the store is unavailable.
+    `stop` is set when the consumer must stop.
     """
 
     def __init__(
-        self,
-        settings: ConsumerSettings,
-        lifecycle: Lifecycle,
-        stop: threading.Event,
-        outage: Outage,
+        self, settings: ConsumerSettings, lifecycle: Lifecycle, stop: threading.Event
     ) -> None:
         self._lifecycle = lifecycle
         self._driver = lifecycle.sync_driver
         self._metadata_of = settings.metadata_of
         self._stop = stop
-        self._outage = outage
 
     def prepare(self, turn: DeliveryTurn) -> None:
         """Find the message's key in the ledger; an invalid message is refused."""
@@ -43,7 +36,11 @@ class Claims:
             check_message(message, needs_id=False)
             turn.fingerprint = fingerprint_of(message.body)
             if self._metadata_of is not None:
-                turn.metadata = _metadata(self._metadata_of, message)
+                try:
+                    turn.metadata = self._metadata_of(message)
+                except Exception as error:
+                    told = f"the function for its metadata failed: {error!r}"
+                    raise MessageError(told) from error
             turn.key = self._lifecycle.key_of(turn)
         except MessageError as error:
             turn.refused(error)
@@ -56,16 +53,21 @@ class Claims:
             try:
                 run_inline(self._lifecycle.claim(self._driver, turns))
             except AWAY as error:
-                self._outage.met(error, "claims")
+                self._lifecycle.outage.met(error, "claims")
                 clock.wait(self._stop, PAUSE_S)
                 continue
-            self._outage.over("claims")
+            self._lifecycle.outage.over("claims")
             return
 
     def end(self, turns: Sequence[DeliveryTurn]) -> None:
         """Store the ends of handlers, and the messages that did not run and must wait."""
         run_inline(self._lifecycle.store(self._driver, turns))
-        kept = [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]
+        # Dead letters that were not stored with their end, and what waits.
+        kept = [
+            turn
+            for turn in turns
+            if turn.waits or (isinstance(turn.verdict, DeadLetter) and turn.claim is None)
+        ]
         if kept:
             for turn in run_inline(self._lifecycle.put_aside(self._driver, kept)):
                 turn.waits = False
@@ -73,15 +75,3 @@ class Claims:
     def give_back(self, turns: Sequence[DeliveryTurn]) -> None:
         """Release the turns that have not run to their end, if they may run again."""
         run_inline(self._lifecycle.give_back(self._driver, turns))
-
-
-def _metadata(metadata_of: MetadataOf, message: Message) -> Mapping[str, Any] | None:
-    try:
-        return metadata_of(message)
-    except Exception as error:
-        raise MessageError(f"the function for its metadata failed: {error!r}") from error
-
-
-def _is_dead_unheard(turn: DeliveryTurn) -> bool:
-    """Whether the turn is a dead letter that was not stored with its end."""
-    return isinstance(turn.verdict, DeadLetter) and turn.claim is None and not turn.waits

@@ -7,7 +7,6 @@ from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from oncely._util import clock
 from oncely.core.commands import ClaimOutcome, Command, Outcome
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
@@ -168,10 +167,6 @@ class AsyncDriver(Driver):
             running_loop()
             return [await settled_to_the_end(self._group_commit, commands[0])]
         return await self.run(self.calls._settle_each, commands)
-
-    async def pause(self, seconds: float) -> None:
-        """Return after that many seconds."""
-        await clock.pause(seconds)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""

@@ -24,9 +24,9 @@ class Driver(ABC):
     """Whether it works in a caller's transaction, which keeps other workers away."""
 
     @property
-    @abstractmethod
     def blocking(self) -> "Driver | None":
         """The same for functions that are not async; None where there is none."""
+        return None
 
     @abstractmethod
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
@@ -36,9 +36,9 @@ class Driver(ABC):
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""
 
-    @abstractmethod
     async def pause(self, seconds: float) -> None:
         """Return after that many seconds."""
+        await clock.pause(seconds)
 
 
 class SyncDriver(Driver):

@@ -7,7 +7,6 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, TypeVar
 
-from oncely._util import clock
 from oncely._util.chance import new_name
 from oncely._util.forking import end_child
 from oncely._util.unawaited import Unawaited
@@ -176,11 +175,6 @@ class AsyncInboxDriver(Driver):
         self._inbox = inbox
         self.calls = inbox._calls
 
-    @property
-    def blocking(self) -> None:
-        """None: its statements are awaited."""
-        return None
-
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
         """One outcome for each, in order."""
         return await self.run(self.calls._settle, commands)
@@ -188,10 +182,6 @@ class AsyncInboxDriver(Driver):
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which uses the connection, returns."""
         return await self._inbox.run(function, *args)
-
-    async def pause(self, seconds: float) -> None:
-        """Return after that many seconds."""
-        await clock.pause(seconds)
 
 
 class JoinedTransaction:

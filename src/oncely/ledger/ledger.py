@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncely._util.event_log import EventLog
 from oncely.core.commands import Command, Forget, Happened, Outcome, Reset, Written
@@ -54,15 +54,6 @@ _TICK_S = 1e-6
 """The smallest difference between two times of a store."""
 
 
-class Closable(Protocol):
-    """An object that can be closed, and opens again when it is used again."""
-
-    def close(self) -> None:
-        """End its threads, and give back what it holds."""
-
-
-Kept = TypeVar("Kept", bound=Closable)
-
 _log = EventLog(__name__)
 
 
@@ -84,13 +75,13 @@ class Ledger(LedgerCalls):
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 
-    def keep(self, name: object, make: Callable[[], Kept]) -> Kept:
+    def keep(self, name: object, make: Callable[[], T]) -> T:
         """The object of that name, shared by all users of this ledger: made where there is none
-        yet, and closed with the ledger.
+        yet, and closed with the ledger. It has a method `close`, and opens again when it is used.
         """
         if name not in self._kept:
             self._kept.setdefault(name, make())
-        return cast(Kept, self._kept[name])
+        return cast(T, self._kept[name])
 
     def _settle_one(self, command: Command) -> Outcome:
         return self._group_commit.call(command)

@@ -177,7 +177,10 @@ class LedgerCalls(ABC):
             # kept again.
             pairs = zip(all_, outcomes, strict=True)
             done = [w for w, o in pairs if isinstance(o, Written) and not o.is_repeated]
-            _keep_all(transaction, done)
+            keep_anew(transaction, [message for write in done for message in write.kept])
+            if over := [write.command.claim.key for write in done if write.is_over]:
+                waiting = transaction.waiting(over)
+                transaction.remove([row for row in waiting if row.name == retry_name(row.queue)])
             pairs = zip(all_, outcomes, strict=True)
             removed = [row for w, o in pairs if isinstance(o, Written) for row in w.removed]
             if removed:
@@ -293,14 +296,6 @@ class LedgerCalls(ABC):
         check_key(key)
         kept = json_value(result)
         self._transact(lambda transaction: transaction.keep_step(key, name, kept))
-
-
-def _keep_all(transaction: Transaction, writes: Sequence[Write]) -> None:
-    """Keep the messages of these writes, and remove the retries that are over."""
-    keep_anew(transaction, [message for write in writes for message in write.kept])
-    if over := [write.command.claim.key for write in writes if write.is_over]:
-        waiting = transaction.waiting(over)
-        transaction.remove([each for each in waiting if each.name == retry_name(each.queue)])
 
 
 def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:

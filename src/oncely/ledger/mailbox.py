@@ -293,38 +293,35 @@ class LedgerMailbox(Mailbox):
         """Make a waiting retry due at once. Raises RefusedError where it does not
         wait.
         """
-        return self._calls._transact(
-            lambda transaction: self._change_retry(transaction, RunNow(key), None, 0.0)
-        )
+        return self._change_retry(RunNow(key), None, 0.0)
 
     def cancel(self, key: Key, by: str, why: str) -> Outcome:
         """Set a waiting retry aside. Raises RefusedError where it does not wait."""
         reason = f"cancelled by {by}: {why}" if why else f"cancelled by {by}"
-        return self._calls._transact(
-            lambda transaction: self._change_retry(transaction, Cancel(key, by, why), reason, None)
-        )
+        return self._change_retry(Cancel(key, by, why), reason, None)
 
     def _change_retry(
-        self,
-        transaction: Transaction,
-        command: RunNow | Cancel,
-        reason: str | None,
-        retry_s: float | None,
+        self, command: RunNow | Cancel, reason: str | None, retry_s: float | None
     ) -> Outcome:
         key = command.key
-        # First: it holds the record, so that nobody begins with the message meanwhile.
-        [outcome] = self._calls._settle_in(transaction, [command])
-        found = [each for each in transaction.waiting([key]) if each.name == retry_name(each.queue)]
-        if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
+
+        def work(transaction: Transaction) -> Outcome:
+            # First: it holds the record, so that nobody begins with the message meanwhile.
+            [outcome] = self._calls._settle_in(transaction, [command])
+            waiting = transaction.waiting([key])
+            found = [each for each in waiting if each.name == retry_name(each.queue)]
+            if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
+                return outcome
+            if isinstance(outcome, Written) and outcome.record is None:
+                # It was never tried, and there is no record to hold: a worker may take it now.
+                found = [*transaction.idle([each.number or 0 for each in found])]
+            if not found or found[0].is_set_aside:
+                raise RefusedError(f"{key.message_id!r} ({key.consumer}) does not wait for a retry")
+            if isinstance(outcome, Written):
+                transaction.put_back([PutBack(found[0], reason, retry_s, is_try=False)])
             return outcome
-        if isinstance(outcome, Written) and outcome.record is None:
-            # It was never tried, and there is no record to hold: a worker may take it meanwhile.
-            found = [*transaction.idle([each.number or 0 for each in found])]
-        if not found or found[0].is_set_aside:
-            raise RefusedError(f"{key.message_id!r} ({key.consumer}) does not wait for a retry")
-        if isinstance(outcome, Written):
-            transaction.put_back([PutBack(found[0], reason, retry_s, is_try=False)])
-        return outcome
+
+        return self._calls._transact(work)
 
     def retry_dead(self, ids: Collection[int], message: Message | None, by: str, why: str) -> int:
         """Let dead letters be tried again, and their records run; return how many still were dead

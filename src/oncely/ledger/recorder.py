@@ -272,7 +272,9 @@ class Recorder:
             Activity._make((consumer, self._id, began, *counts[:_SECONDS], counts[_SECONDS:]))
             for (consumer, began), counts in self._kept.items()
         ]
-        before = self._store.keep_worker(self._worker(now), rows)
+        who = (self._id, self.kind, self.consumer, _host(), os.getpid(), __version__)
+        worker = Worker(*who, now, now, len(self._claimed))
+        before = self._store.keep_worker(worker, rows)
         if self._told_at and (before or 0.0) < self._told_at and self._store.keeps_operations:
             self._note_set_back(before, now)
         self._told_at = now
@@ -289,19 +291,6 @@ class Recorder:
         )
         by, why = f"{_host()}:{os.getpid()}", f"from {told['since']} until {told['until']}"
         self._store.note(AuditEntry(0, 0.0, by, SET_BACK, self.consumer, "", None, 0, 0, why))
-
-    def _worker(self, now: float) -> Worker:
-        return Worker(
-            self._id,
-            self.kind,
-            self.consumer,
-            _host(),
-            os.getpid(),
-            __version__,
-            now,
-            now,
-            len(self._claimed),
-        )
 
     def close(self) -> None:
         """Tell the store what it does not know yet, and that this worker has ended: if it answers

@@ -4,6 +4,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, cast
 
 from oncely._util.unawaited import Unawaited
@@ -27,6 +28,7 @@ MOST_DEFERRED = 10_000
 """Messages that one handler may send."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClaimContext:
     """What the handler of a message may call while it runs under `claim`, as Processing says.
 
@@ -35,37 +37,18 @@ class ClaimContext:
     and tasks of the handler may use it.
     """
 
-    __slots__ = (
-        "_deferred",
-        "_driver",
-        "_keeper",
-        "_lock",
-        "_results",
-        "_running",
-        "_unawaited",
-        "claim",
-        "is_over",
-        "message",
-    )
-
-    def __init__(
-        self,
-        claim: Claim,
-        driver: Driver,
-        message: Message | None = None,
-        keeper: ClaimKeeper | None = None,
-    ) -> None:
-        self.claim = claim
-        self.message = message
-        self.is_over = False
-        self._driver = driver
-        self._keeper = keeper
-        self._lock = threading.Lock()
-        self._results: dict[str, Any] | None = None
-        self._running: set[str] = set()
-        self._deferred: dict[tuple[str, str], WaitingMessage] = {}
-        self._unawaited: Unawaited | None = None
-        """The steps that are async; None where there are none."""
+    claim: Claim
+    _driver: Driver
+    message: Message | None
+    _keeper: ClaimKeeper | None
+    is_over: bool = False
+    # Looked up when it is made: a simulation has locks of its own.
+    _lock: threading.Lock = field(default_factory=lambda: threading.Lock())  # noqa: PLW0108
+    _results: dict[str, Any] | None = None
+    _running: set[str] = field(default_factory=set)
+    _deferred: dict[tuple[str, str], WaitingMessage] = field(default_factory=dict)
+    _unawaited: Unawaited | None = None
+    """The steps that are async; None where there are none."""
 
     @property
     def idempotency_key(self) -> str:
@@ -92,7 +75,12 @@ class ClaimContext:
     # ---- Steps ---------------------------------------------------------------------------------
 
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        self._check_step(name, function)
+        check_id(name, "step name")
+        self._check(f"step {name!r}")
+        if not callable(function):
+            raise MessageError(
+                f"step {name!r}: pass the function and then its arguments, not its result"
+            )
         serializer = serializer_of(function, keep_result=True)
         if is_async(function):
             self._unawaited = self._unawaited or Unawaited()
@@ -125,14 +113,6 @@ class ClaimContext:
                     result = await function(*args)
                 return await self._keep(self._driver, serializer, name, result)
             return self._given_back(serializer, name)
-
-    def _check_step(self, name: str, function: object) -> None:
-        check_id(name, "step name")
-        self._check(f"step {name!r}")
-        if not callable(function):
-            raise MessageError(
-                f"step {name!r}: pass the function and then its arguments, not its result"
-            )
 
     @contextmanager
     def _begun(self, name: str) -> Iterator[None]:

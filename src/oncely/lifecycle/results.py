@@ -208,7 +208,10 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if issubclass(kind, Enum):
         return kind
     if is_dataclass(kind):
-        return partial(_dataclass_of, kind)
+        # Its fields are looked up only then: a tree has a field of its own type.
+        return lambda value: kind(
+            **{name: _field_readers(kind)[name](each) for name, each in value.items()}
+        )
     if hasattr(kind, "model_validate"):
         return cast(Callable[[Any], Any], kind.model_validate)
     return _reader_of_many(kind, arguments)
@@ -247,12 +250,6 @@ def _first_of(readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:
 @cache
 def _field_readers(kind: type) -> Mapping[str, Callable[[Any], Any]]:
     return {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
-
-
-def _dataclass_of(kind: type, value: Any) -> Any:
-    # Looked up only now: a tree has a field of its own type.
-    readers = _field_readers(kind)
-    return kind(**{name: readers[name](each) for name, each in value.items()})
 
 
 JSON = ByType()

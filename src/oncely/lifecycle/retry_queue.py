@@ -5,13 +5,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oncely._util.chance import new_name
-from oncely.core.errors import ExhaustedError, InDoubtError, describe, storable, traced
+from oncely.core.errors import (
+    ExhaustedError,
+    InDoubtError,
+    WaitingError,
+    describe,
+    storable,
+    traced,
+)
 from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.turn import Turn
-from oncely.core.verdicts import DeadLetter, Delay
+from oncely.core.verdicts import Ack, DeadLetter, Delay, End, Requeue
 from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
+from oncely.ledger.mailbox import LedgerMailbox
+from oncely.stores.store import PutBack
 
 _REASON = 200
 """Characters of a reason in the headers of a copy."""
@@ -90,7 +99,11 @@ class RetryQueue:
         attempts = 0 if turn.claim is None else turn.claim.attempts
         if turn.taken is not None:
             return replace(turn.taken, attempts=attempts, delay_s=0.0)
-        name = retry_name(self.name) if _is_itself(turn) else new_name()
+        # The message of the record with that key, and not another one under its id.
+        is_itself = turn.key is not None and isinstance(
+            turn.refusal, ExhaustedError | InDoubtError | None
+        )
+        name = retry_name(self.name) if is_itself else new_name()
         # Its claim is over, and a middleware's changes are for its handler only.
         kept = _storable(replace(message, claim=None))
         return WaitingMessage(
@@ -119,9 +132,28 @@ def _storable(message: Message) -> Message:
     return replace(message, **changed) if changed else message
 
 
-def _is_itself(turn: Turn) -> bool:
-    """Whether it is the message of the record with that key, and not another one under its id."""
-    if turn.key is None:
-        return False
-    own = ExhaustedError | InDoubtError
-    return turn.refusal is None or isinstance(turn.refusal, own)
+def settle_taken(mailbox: LedgerMailbox, turns: Sequence[Turn]) -> None:
+    """Remove the taken messages that are done with, and put back those that wait on. Those that
+    were settled in the commit of a handler's end are left alone. Raises StoreError.
+    """
+    done: list[WaitingMessage] = []
+    left: list[PutBack] = []
+    for turn in turns:
+        if isinstance(turn.refusal, WaitingError):
+            continue  # It has failed since it was taken, and waits again.
+        match turn.taken, None if turn.ending is None else turn.ending.verdict:
+            case WaitingMessage() as taken, Ack() if not _is_stored(turn):
+                done.append(taken)
+            case WaitingMessage() as taken, Delay(delay_s) if not _is_stored(turn):
+                left.append(PutBack(taken, None, delay_s, is_try=False))
+            case WaitingMessage() as taken, Requeue() | None:
+                left.append(PutBack(taken, None, 0.0, is_try=False))
+    if done or left:
+        mailbox.let_go(done, left)
+
+
+def _is_stored(turn: Turn) -> bool:
+    """Whether the message was settled in the commit of its handler's end."""
+    end = turn.ending.end if turn.ending else End.LEFT
+    is_own = turn.taken is not None and turn.taken.name == retry_name(turn.taken.queue)
+    return is_own and end in (End.COMPLETED, End.FAILED, End.EXHAUSTED)

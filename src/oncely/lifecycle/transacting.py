@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from oncely._util.crash_points import reached
@@ -57,32 +58,28 @@ def run(
     """
     tries = _Tries(lifecycle, lifecycle.sync_driver, turn)
     try:
-        result = _run(tries, source, call)
+        for wait_s in _waits_s():
+            tries.begin()
+            try:
+                with (
+                    source.begin() as connection,
+                    lifecycle.ledger.transaction(connection) as inbox,
+                    tries.work(SyncDriver(inbox, is_joined=True)) as work,
+                ):
+                    if work.is_new:
+                        work.result = call(connection)
+                run_inline(tries.note_committed(work))
+                break
+            except Exception as error:
+                if not tries.has_lost(error, wait_s):
+                    raise
+            time.sleep(wait_s)
+            if run_inline(tries.is_stored()):
+                break
     except BaseException as error:
-        run_inline(tries.record(error))
+        run_inline(lifecycle.after_rollback(tries.driver, turn, error))
         raise
     lifecycle.keep_retention()
-    return result
-
-
-def _run(tries: "_Tries", source: TransactionSource, call: Callable[[Any], Any]) -> Any:
-    for wait_s in _waits_s():
-        tries.begin()
-        try:
-            with (
-                source.begin() as connection,
-                tries.ledger.transaction(connection) as inbox,
-                tries.work(SyncDriver(inbox, is_joined=True)) as work,
-            ):
-                if work.is_new:
-                    work.result = call(connection)
-            return run_inline(tries.result_of(work))
-        except Exception as error:
-            if not tries.has_lost(error, wait_s):
-                raise
-        time.sleep(wait_s)
-        if run_inline(tries.is_stored()):
-            break
     return tries.result
 
 
@@ -165,66 +162,58 @@ async def run_async(
 ) -> Any:
     """As `run`, with an async engine or sessionmaker."""
     running_loop()  # Else SQLAlchemy raises an error of its own, which helps nobody.
-    driver = lifecycle.async_driver
-    tries = _Tries(lifecycle, driver, turn)
+    tries = _Tries(lifecycle, lifecycle.async_driver, turn)
     try:
-        result = await _run_async(tries, source, call)
+        for wait_s in _waits_s():
+            tries.begin()
+            try:
+                async with (
+                    source.begin() as connection,
+                    lifecycle.ledger.transaction(connection) as inbox,
+                    tries.work(AsyncInboxDriver(inbox)) as work,
+                ):
+                    if work.is_new:
+                        work.result = await call(connection)
+                await tries.note_committed(work)
+                break
+            except Exception as error:
+                if not tries.has_lost(error, wait_s):
+                    raise
+            await asyncio.sleep(wait_s)
+            if await tries.is_stored():
+                break
     except BaseException as error:
-        await tries.record(error)
+        await lifecycle.after_rollback(tries.driver, turn, error)
         raise
-    await driver.run(lifecycle.keep_retention)
-    return result
-
-
-async def _run_async(
-    tries: "_Tries", source: AsyncTransactionSource, call: Callable[[Any], Awaitable[Any]]
-) -> Any:
-    for wait_s in _waits_s():
-        tries.begin()
-        try:
-            async with (
-                source.begin() as connection,
-                tries.ledger.transaction(connection) as inbox,
-                tries.work(AsyncInboxDriver(inbox)) as work,
-            ):
-                if work.is_new:
-                    work.result = await call(connection)
-            return await tries.result_of(work)
-        except Exception as error:
-            if not tries.has_lost(error, wait_s):
-                raise
-        await asyncio.sleep(wait_s)
-        if await tries.is_stored():
-            break
+    await tries.driver.run(lifecycle.keep_retention)
     return tries.result
 
 
+@dataclass(eq=False)
 class _Tries:
     """The tries of one message, each in its own transaction: finds out whether one that broke off
-    at its commit is stored after all, and records a failure after the last.
+    at its commit is stored after all.
     """
 
-    def __init__(self, lifecycle: Lifecycle, driver: Driver, turn: Turn) -> None:
-        self.ledger = lifecycle.ledger
-        self._lifecycle = lifecycle
-        self._driver = driver
-        self._turn = turn
-        self._work: JoinedWork | None = None
-        """What runs in the transaction of this try, once that has begun."""
-        self._written: Claim | None = None
-        """The claim of the last try that came to its commit: nobody knows whether it is stored."""
-        self.result: Any = None
-        """The result of that try."""
-        self._broken_off = 0
+    lifecycle: Lifecycle
+    driver: Driver
+    turn: Turn
+    result: Any = None
+    """The result of the last try that came to its commit."""
+    _written: Claim | None = None
+    """The claim of that try: nobody knows whether it is stored."""
+    _work: JoinedWork | None = None
+    """What runs in the transaction of this try, once that has begun."""
+    _broken_off: int = 0
 
     def begin(self) -> None:
         """Begin the next try."""
-        self._turn.begins_anew()
+        self.turn.begins_anew()
         self._work = None
 
     def work(self, driver: Driver) -> JoinedWork:
         """What runs in the transaction of `driver`."""
-        self._work = JoinedWork(self._lifecycle, self._turn, driver)
+        self._work = JoinedWork(self.lifecycle, self.turn, driver)
         return self._work
 
     async def is_stored(self) -> bool:
@@ -233,44 +222,40 @@ class _Tries:
         if claim is None:
             return False
         try:
-            record = await self._driver.run(self.ledger.find, claim.key)
+            record = await self.driver.run(self.lifecycle.ledger.find, claim.key)
         except StoreUnavailable:
             return False
         is_stored = record is not None and record.is_handled and is_newest(claim, record)
         if is_stored:
-            self._turn.ended_as(after_end(self._lifecycle.policy, claim.attempts, None))
-            self._lifecycle.note_committed([self._turn])
+            self.turn.ended_as(after_end(self.lifecycle.policy, claim.attempts, None))
+            self.lifecycle.note_committed([self.turn])
         return is_stored
 
-    async def result_of(self, work: JoinedWork) -> Any:
-        """The result of a try that is committed."""
+    async def note_committed(self, work: JoinedWork) -> None:
+        """A try is committed: its result stays, or that of the try before."""
         # The commit of the try before may have gone on after its record was looked for.
-        if not work.is_new and await self.is_stored():
-            return self.result
-        self._lifecycle.note_committed([self._turn])
-        return work.result
+        if work.is_new or not await self.is_stored():
+            self.lifecycle.note_committed([self.turn])
+            self.result = work.result
 
     def has_lost(self, error: Exception, wait_s: float) -> bool:
         """Whether a try only lost against others, or its connection, and another may follow."""
+        ledger = self.lifecycle.ledger
         if self._work is not None and self._work.is_written:
-            self._written, self.result = self._turn.claim, self._work.result
-        elif self._turn.progress >= Progress.RUNNING and self.ledger.is_outage(error):
+            self._written, self.result = self.turn.claim, self._work.result
+        elif self.turn.progress >= Progress.RUNNING and ledger.is_outage(error):
             self._broken_off += 1
             if self._broken_off == _BROKEN_OFF:
                 # It fails as with an error of its own, since the server was there each time.
-                self._turn.raised(error)
+                self.turn.raised(error)
                 return False
-        if isinstance(error, StoreUnavailable) and error is not self._turn.error:
+        if isinstance(error, StoreUnavailable) and error is not self.turn.error:
             # The connection was lost during the try, and the transaction with it; or it was of no
             # use from the first: ended while it stood idle, say. Its pool has dropped it.
             cause = error.__cause__
-            was_useless = isinstance(cause, Exception) and self.ledger.is_contention(cause)
-            return wait_s > 0 and (self._turn.claim is not None or was_useless)
-        return _lost(self._lifecycle.ledger, error, wait_s)
-
-    async def record(self, error: BaseException) -> None:
-        """Record a failure of the handler; an error of the database is not recorded as one."""
-        await self._lifecycle.after_rollback(self._driver, self._turn, error)
+            was_useless = isinstance(cause, Exception) and ledger.is_contention(cause)
+            return wait_s > 0 and (self.turn.claim is not None or was_useless)
+        return _lost(ledger, error, wait_s)
 
 
 def _waits_s() -> Iterator[float]:

@@ -46,14 +46,6 @@ class Around(BothWays):
 
 
 @runtime_checkable
-class Choosy(Protocol):
-    """Middleware that does not work around every handler."""
-
-    def check_handler(self, handler: Callable[..., Any]) -> None:
-        """Raise ConfigError if this middleware does not work around `handler`."""
-
-
-@runtime_checkable
 class Stoppable(Protocol):
     """Middleware that may wait in a thread before it calls the rest of the chain."""
 
@@ -113,7 +105,7 @@ def check(middleware: Any, last: CallNext) -> None:
     """Raise ConfigError if `middleware` is not one, or does not work around `last`."""
     if isinstance(middleware, type):
         raise ConfigError(f"middleware {middleware.__name__} is a class; write a call of it")
-    if isinstance(middleware, Choosy):
+    if hasattr(middleware, "check_handler"):
         middleware.check_handler(last)
     if callable(middleware):
         if inspect.isgeneratorfunction(middleware) or inspect.isasyncgenfunction(middleware):

@@ -49,19 +49,18 @@ class Threads:
             with suppress(RuntimeError):  # The loop is closed: no task waits any more.
                 loop.call_soon_threadsafe(running.set_result, outcome)
 
-        self._start(call)
+        self._calls.put(call)
+        if not self._idle.acquire(blocking=False):
+            serve = threading.Thread(
+                target=_serve, args=(self._calls,), name="oncely-chain", daemon=True
+            )
+            serve.start()
         while not running.done():
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError:
                 cancel()
         return _come_to(running.result())
-
-    def _start(self, call: Callable[[], None]) -> None:
-        self._calls.put(call)
-        if not self._idle.acquire(blocking=False):
-            args = (self._calls,)
-            threading.Thread(target=_serve, args=args, name="oncely-chain", daemon=True).start()
 
 
 def _serve(calls: "SimpleQueue[Callable[[], None] | None]") -> None:

@@ -9,7 +9,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -28,11 +28,9 @@ from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
-from oncely.lifecycle.retry_queue import RetryQueue
-from oncely.lifecycle.taken import settle_taken
+from oncely.lifecycle.retry_queue import RetryQueue, settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
-from oncely.spark.modes.due_retries import DueRetries, taken_row
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Start
 from oncely.spark.modes.steady import steadily
@@ -42,12 +40,15 @@ from oncely.spark.sink.horizon import Horizon
 from oncely.spark.sink.journal import CAPACITY, Entry
 from oncely.spark.sink.message_rows import Row, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
+from oncely.stores.store import PutBack
 
 T = TypeVar("T")
 
 _FIRST_CHUNK = 100
 _QUICK_S = 0.5
 _SLOW_S = 2.0
+_LOOK_S = 1.0
+"""How often a task looks for due retries between its own rows."""
 _SEND_S = 10.0
 """How long a task at its end waits until its deferred messages are sent."""
 _RETRY_S = 5.0
@@ -103,10 +104,10 @@ class ChunkTask(ABC):
         self._serializer = self._lifecycle.serializer_of(handler)
         self._driver = self._lifecycle.sync_driver
         self._outage = self._lifecycle.outage
-        self._retries: DueRetries | None = None
+        self._look_at = time.monotonic() + _LOOK_S
+        """When to look for due retries again."""
         if ledger.can_defer:
-            queue = self._lifecycle.retry_queue = RetryQueue(options.consumer)
-            self._retries = DueRetries(ledger.mailbox, queue.name, self._policy.lease)
+            self._lifecycle.retry_queue = RetryQueue(options.consumer)
         self._opened = ExitStack()
         """The resources to close at the end of the run."""
         self._sending: Sending | None = None
@@ -201,7 +202,7 @@ class ChunkTask(ABC):
         numbers = {key: number for number, key in self._start.adopted.items()}
         if numbers:
             there = self._steadily(partial(self._ledger.mailbox.retries, [*numbers]))
-            rows = [taken_row(each, numbers[key]) for key, each in there.items()]
+            rows = [_taken_row(each, numbers[key]) for key, each in there.items()]
             self._settle(self._left_after_death(rows))
 
     def _wait_for_all_but(self, number: int) -> None:
@@ -217,17 +218,28 @@ class ChunkTask(ABC):
 
     def _take_retries(self, *, at_once: bool) -> bool:
         """Take retries that are due; return whether there were any."""
-        retries = self._retries
-        if retries is None:
+        queue, mailbox = self._lifecycle.retry_queue, self._ledger.mailbox
+        if queue is None or not (at_once or time.monotonic() >= self._look_at):
             return False
-        taken = self._steadily(lambda: retries.take(self._chunk, at_once=at_once))
-        rows = [taken_row(each, next(self._adopted)) for each in taken]
+
+        def take() -> Sequence[WaitingMessage]:
+            self._look_at = time.monotonic() + _LOOK_S
+            # To look is a cheap read; to take is a write.
+            if mailbox.free_in_s(queue.name) != 0:
+                return []
+            # No other worker gets them for the time of the lease.
+            return mailbox.take(self._chunk, self._policy.lease, queue=queue.name)
+
+        taken = self._steadily(take)
+        rows = [_taken_row(each, next(self._adopted)) for each in taken]
         for row, each in zip(rows, taken, strict=True):
             self._start.adopt(row.number, each.parent)
         try:
             self._settle(rows)
         except Stopped:
-            retries.give_back(taken)
+            with suppress(*AWAY):
+                # Others may take them at once, except those that are settled.
+                mailbox.put_back([PutBack(each, None, 0.0, is_try=False) for each in taken])
             raise
         return bool(rows)
 
@@ -251,22 +263,18 @@ class ChunkTask(ABC):
     def _turns(self, rows: Sequence[Row]) -> list[RowTurn]:
         is_compared = self._policy.on_mismatch != "ignore"
         sent_at = self._horizon.sent_at
-        turns = [
-            RowTurn(row, sent_at(row), self._token_of(row), is_compared=is_compared) for row in rows
-        ]
+        turns = []
+        for row in rows:
+            # With its token the successor of a process that died is granted the same claim again. A
+            # row whose claim was lost has none: another worker may hold it. Steps of two: the
+            # number after a token is the birth of a released claim.
+            is_lost = row.number in self._lost
+            token = None if is_lost else birth_of(self._start.token + 2 * row.number)
+            turns.append(RowTurn(row, sent_at(row), token, is_compared=is_compared))
         if self._lifecycle.keeps_result:
             for turn in turns:
                 turn.serializer = self._serializer
         return turns
-
-    def _token_of(self, row: Row) -> int | None:
-        """The token of a row's claim. With it, the successor of a process that died is granted the
-        same claims again. A row whose claim was lost has none: another worker may hold it.
-        """
-        if row.number in self._lost:
-            return None
-        # Steps of two: the number after a token is the birth of a released claim.
-        return birth_of(self._start.token + 2 * row.number)
 
     def _count_ended(self, turns: Sequence[RowTurn]) -> None:
         """Count the ends of these turns, or delay them."""
@@ -358,6 +366,7 @@ class ChunkTask(ABC):
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> None:
         self._delays.pop(turn.row.id, None)
+        is_kept = self._lifecycle.retry_queue is not None and turn.state is TurnState.STORED
         match ending.counted:
             case Counted.HANDLED:
                 self.counts.handled += 1
@@ -371,7 +380,7 @@ class ChunkTask(ABC):
             case Counted.FAILED:
                 self.counts.failed += 1
                 self._tally.erred(turn.row.id, turn.error)
-            case Counted.RETRIED if self._retries is not None and turn.state is TurnState.STORED:
+            case Counted.RETRIED if is_kept:
                 self.counts.waiting += 1
                 self._tally.erred(turn.row.id, turn.error)
             case _:
@@ -391,3 +400,11 @@ class ChunkTask(ABC):
         wait_s = self._tally.refused(outcome, lambda: row, now - since)
         if wait_s is not None:
             self._put_off(row, Delayed(now + wait_s, since))
+
+
+def _taken_row(taken: WaitingMessage, number: int) -> Row:
+    """The row of a message that was taken from the ledger; its number is not one of the input."""
+    given = taken.message
+    headers = list(given.headers.items())
+    values = (given.id, given.type, given.body, headers, given.source, given.time, given.key)
+    return Row(*values, number=number, taken=taken)

@@ -95,9 +95,8 @@ def _open(
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
 
-            return LeasedTask(
-                _ledger(options), options, import_handler(options), aside, channel, start
-            )
+            handler = import_handler(options)
+            return LeasedTask(_ledger(options), options, handler, aside, channel, start)
         case "transactional":
             from oncely.spark.modes.transactional import TransactionalTask
 

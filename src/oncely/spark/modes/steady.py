@@ -30,7 +30,10 @@ def steadily(
         try:
             answer = ask()
         except Exception as error:
-            if not _is_passing(error, ledger) or time.monotonic() > until:
+            is_passing = isinstance(error, AWAY) or (
+                ledger is not None and (ledger.is_outage(error) or ledger.is_contention(error))
+            )
+            if not is_passing or time.monotonic() > until:
                 raise
             outage.met(error)
         else:
@@ -42,9 +45,3 @@ def steadily(
 def patiently(ask: Callable[[], T], consumer: str) -> T:
     """As `steadily`, if nothing can tell it to stop."""
     return steadily(ask, TaskChannel(None, ""), store_outage(consumer=consumer), Counts())
-
-
-def _is_passing(error: Exception, ledger: Ledger | None) -> bool:
-    if isinstance(error, AWAY):
-        return True
-    return ledger is not None and (ledger.is_outage(error) or ledger.is_contention(error))

@@ -27,11 +27,9 @@ from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import PAUSE_S, store_outage
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
-from oncely.spark.modes.copying import as_csv, as_values, sorted_by_id
-from oncely.spark.modes.row_refusal import refusal
-from oncely.spark.modes.table_columns import written_columns
+from oncely.spark.modes.table_columns import as_csv, as_values, sorted_by_id, written_columns
 from oncely.spark.modes.tally import Aside, RunTally
-from oncely.spark.modes.target_table import TargetTable
+from oncely.spark.modes.target_table import TargetTable, refusal
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
 from oncely.spark.sink.quarantine import plain
@@ -59,14 +57,6 @@ class TableChunk(NamedTuple):
             [values[name]] = values_of(name, column, {})
         original = values.pop(ROW_COLUMN, None) or json.dumps(values, default=plain)
         return Row(self.ids[index], original=original)
-
-    def halves(self) -> "tuple[TableChunk, TableChunk]":
-        """The first half and the second."""
-        half = len(self.ids) // 2
-        return (
-            TableChunk(self.ids[:half], self.batch.slice(0, half)),
-            TableChunk(self.ids[half:], self.batch.slice(half)),
-        )
 
 
 class _Settled(NamedTuple):
@@ -142,16 +132,17 @@ class TableRowsTask:
             if reason is None:
                 raise
         # Not inside of the except block: that error would become the context of all others.
-        if reason is not None and len(rows.ids) > 1:
-            for half in rows.halves():
-                self._settle(half, since)
+        count = len(rows.ids)
+        if reason is not None and count > 1:
+            self._settle(rows.at(range(count // 2)), since)
+            self._settle(rows.at(range(count // 2, count)), since)
             return
         if reason is not None:
             settled = self._transact(partial(self._reject, rows, reason))
             if not settled.others:
                 self._tally.set_aside(rows.row(0), reason)
         reached("after_commit")
-        self._meets_duplicates = len(settled.first_seen) > len(rows.ids) // 2
+        self._meets_duplicates = len(settled.first_seen) > count // 2
         self.counts.handled += len(settled.stored)
         self._tally.duplicates(settled.first_seen)
         self._count(rows, settled.others, time.monotonic() if since is None else since)
@@ -166,7 +157,11 @@ class TableRowsTask:
             except Exception as error:
                 if _refusal(error) is not None or not self._ledger.is_outage(error):
                     raise
-                is_there = self._answers()
+                try:
+                    self._ledger.now()
+                    is_there = True
+                except StoreUnavailable:
+                    is_there = False
                 if is_there and was_there:
                     # The database answers others: it closes the connection because of these rows.
                     raise
@@ -177,19 +172,18 @@ class TableRowsTask:
                 return settled
             self._channel.wait(time.monotonic() + PAUSE_S, self.counts)
 
-    def _answers(self) -> bool:
-        try:
-            self._ledger.now()
-        except StoreUnavailable:
-            return False
-        return True
-
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""
         settled = self._claim(inbox, rows)
         reached("before_completed")
         if settled.stored:
-            self._write(connection, rows.at(settled.stored).batch)
+            batch = rows.at(settled.stored).batch
+            columns = written_columns(self._table, batch.schema.names)
+            written = batch.select(columns)
+            if self._table.is_copied_to:
+                self._table.copy(connection, columns, as_csv(written))
+            else:
+                self._table.insert(connection, as_values(written))
         reached("before_commit")
         return settled
 
@@ -227,14 +221,6 @@ class TableRowsTask:
             inbox.mailbox.finish(handled)
         others = [(n, a) for n, a in answers if not isinstance(a, Granted)]
         return _Settled(stored, others, first_seen)
-
-    def _write(self, connection: Any, batch: RecordBatch) -> None:
-        columns = written_columns(self._table, batch.schema.names)
-        written = batch.select(columns)
-        if self._table.is_copied_to:
-            self._table.copy(connection, columns, as_csv(written))
-        else:
-            self._table.insert(connection, as_values(written))
 
     def _reject(self, row: TableChunk, reason: str, _: Any, inbox: Inbox) -> _Settled:
         """Record that a message is refused, if it can be claimed."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from oncely.core.commands import (
@@ -36,18 +37,16 @@ class Aside(Protocol):
         """Set `row` aside."""
 
 
+@dataclass(eq=False)
 class RunTally:
     """Counts of one task, added to `counts`. Duplicates of messages first seen at `since` or later
     count as duplicates in the input.
     """
 
-    def __init__(
-        self, policy: Policy, quarantine: Aside, since: float, counts: Counts | None = None
-    ) -> None:
-        self.counts = counts or Counts()
-        self._policy = policy
-        self._quarantine = quarantine
-        self._since = since
+    _policy: Policy
+    _quarantine: Aside
+    _since: float
+    counts: Counts = field(default_factory=Counts)
 
     def is_message(self, row: Row) -> bool:
         """Whether the row is a message; sets it aside if not."""

@@ -82,10 +82,20 @@ class TransactionalTask(ChunkTask):
 
         def run_all(session: Any, driver: Driver) -> bool:
             try:
-                return all(self._succeeds(turn, session, driver) for turn in turns)
+                for turn in turns:
+                    if turn.claim is None:
+                        continue
+                    self._channel.raise_if_stopping()
+                    self._start.journal.begin(turn.row.number, turn.claim.fence)
+                    with turn.calling(driver, self._lifecycle.keeper) as message:
+                        turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
+                    self._start.journal.returned(turn.row.number)
+                    if turn.error is not None:
+                        return False
             except Stopped as error:
                 stopped.append(error)
                 return False
+            return True
 
         if len(turns) < 2:
             return False
@@ -95,16 +105,6 @@ class TransactionalTask(ChunkTask):
         if stopped:
             raise stopped[0]
         return are_stored
-
-    def _succeeds(self, turn: RowTurn, session: Any, driver: Driver) -> bool:
-        if turn.claim is None:
-            return True
-        self._channel.raise_if_stopping()
-        self._start.journal.begin(turn.row.number, turn.claim.fence)
-        with turn.calling(driver, self._lifecycle.keeper) as message:
-            turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
-        self._start.journal.returned(turn.row.number)
-        return turn.error is None
 
     def _run_alone(self, turn: RowTurn) -> None:
         """Run a turn in a transaction of its own. The transaction is repeated if it only lost
