@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -100,6 +101,19 @@ def ran_here(*arguments: str) -> Ran:
         except SystemExit as left:
             code = int(left.code or 0)
     return Ran(code, out.getvalue(), err.getvalue())
+
+
+def cells(out: str) -> list[list[str]]:
+    """The cells of a table: what stands two blanks or more apart."""
+    lines = [line for line in out.splitlines() if line.strip() and "─" not in line]
+    return [[part.strip() for part in line.split("  ") if part.strip()] for line in lines]
+
+
+def told(err: str) -> list[str]:
+    """What was said on stderr besides progress, and that it all began and ended."""
+    begun = r"[0-9TZ:.-]+ INFO .* event=(consumer|worker|relay)_(started|stopped)\b"
+    ordinary = re.compile(rf"received |sent |{begun}")
+    return [line for line in err.splitlines() if not ordinary.match(line)]
 
 
 class Got(NamedTuple):

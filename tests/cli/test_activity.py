@@ -98,17 +98,7 @@ def test_settle(at: OnFile, command: Command) -> None:
     ]
     lines = command("audit", "--limit", "2", "--before", "4").out.splitlines()
     assert len(lines) == 4
-    assert lines[3].split()[4:] == [
-        "ann",
-        "happened",
-        "billing",
-        "1",
-        "1",
-        "0",
-        "on",
-        "the",
-        "bill",
-    ]
+    assert " ".join(lines[3].split()[4:]) == "ann happened billing 1 1 0 on the bill"
 
 
 def test_audit_begun(at: OnFile, command: Command) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command, OnFile, Shop
+from tests.cli.conftest import Command, OnFile, Shop, cells
 
 from oncely import Message
 
@@ -23,11 +23,6 @@ def aged(at: OnFile, seconds: float) -> None:
             "UPDATE waiting_messages SET created_at = created_at - ?, updated_at = updated_at - ?",
             (seconds, seconds / 2),
         )
-
-
-def cells(out: str) -> list[list[str]]:
-    lines = [line for line in out.splitlines() if line.strip() and "─" not in line]
-    return [[part.strip() for part in line.split("  ") if part.strip()] for line in lines]
 
 
 # ---- list --------------------------------------------------------------------------------------

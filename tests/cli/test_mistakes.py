@@ -171,19 +171,15 @@ def without(packages: str, *arguments: str) -> "subprocess.CompletedProcess[str]
 
 def test_missing_packages(filled: OnFile, tmp_path: Path) -> None:
     """Operators need rich and no more; where it is missing, the extra is named."""
-    heavy, report = (
-        "pydantic,pyspark,py4j,pyarrow,matplotlib,starlette,uvicorn",
-        tmp_path / "r.html",
-    )
+    report = tmp_path / "r.html"
+    heavy = "pydantic,pyspark,py4j,pyarrow,matplotlib,starlette,uvicorn"
     ran = without(heavy, "report", "--to", str(report))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "doubtful" in report.read_text(encoding="utf-8")
-    ran = without("rich", "list")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "oncely: rich is not installed; type: pip install 'oncely[cli]'\n"
-    ran = without("click", "--help")
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "oncely: click is not installed; type: pip install 'oncely[cli]'\n"
+    for package, words in (("rich", "list"), ("click", "--help")):
+        ran = without(package, words)
+        said = f"oncely: {package} is not installed; type: pip install 'oncely[cli]'\n"
+        assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
 
 
 def test_nobody_reads_on(filled: OnFile, monkeypatch: pytest.MonkeyPatch) -> None:

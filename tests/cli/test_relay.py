@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command, InProcess, OnFile
+from tests.cli.conftest import Command, InProcess, OnFile, told
 from tests.records import granted
 
 from oncely import Key, Message, State, open_transport
@@ -41,12 +40,6 @@ def defer(at: OnFile) -> Defer:
         at.ledger.handled(granted(at.ledger.claim(key)), deferred=[deferred])
 
     return handle
-
-
-def told(err: str) -> list[str]:
-    """What was said on stderr besides progress, and that it began and ended."""
-    ordinary = re.compile(r"sent |[0-9TZ:.-]+ INFO .* event=relay_(started|stopped)$")
-    return [line for line in err.splitlines() if not ordinary.match(line)]
 
 
 def arrived(transport: str) -> list[str]:
@@ -170,14 +163,9 @@ def test_stopped(
     out, err = started.communicate(timeout=60)
     assert (started.returncode, told(err)) == (0, [])
     published = len(arrived(transport))
-    report = json.loads(out)
-    assert report == {
-        "sent": published,
-        "refused": 0,
-        "set_aside": 0,
-        "waiting": 20 - published,
-    }
-    assert at.ledger.mailbox.backlog().waiting == 20 - published
+    left = 20 - published
+    assert json.loads(out) == {"sent": published, "refused": 0, "set_aside": 0, "waiting": left}
+    assert at.ledger.mailbox.backlog().waiting == left
 
 
 # ---- Mistakes ----------------------------------------------------------------------------------

@@ -76,6 +76,14 @@ class Actors:
 
         return dramatiq.actor(broker=self._broker, actor_name=name, **options)(act)
 
+    def mail(self) -> dramatiq.Actor[..., Any]:
+        """An actor that is left alone; what came before it is its last argument."""
+
+        def mail(*arguments: Any) -> None:
+            self.runs.append(("mail", arguments[-1]))
+
+        return dramatiq.actor(broker=self._broker, once=False)(mail)
+
 
 @pytest.fixture
 def actors(broker: RabbitmqBroker) -> Actors:
@@ -109,10 +117,7 @@ def test_duplicates(
     charge = actors.declare("charge", store_results=True)
     paid = actors.declare("paid", on_success="mail", store_results=True)
 
-    @dramatiq.actor(broker=broker, once=False)
-    def mail(*arguments: Any) -> None:
-        actors.runs.append(("mail", arguments[-1]))
-
+    mail = actors.mail()
     enqueue, sent = broker.enqueue, []
 
     def enqueued(message: Any, **options: Any) -> Any:
@@ -155,10 +160,7 @@ def test_duplicate_by_key(
     broker.add_middleware(OnceMiddleware(ledger, key=lambda message: message.args[0]))
     charge = actors.declare("charge", store_results=True, on_success="mail")
 
-    @dramatiq.actor(broker=broker, once=False)
-    def mail(*arguments: Any) -> None:
-        actors.runs.append(("mail", arguments[-1]))
-
+    mail = actors.mail()
     ledger.handled(granted(ledger.claim(Key("charge", "b"))), result=7)
     worker.start()
     for _ in range(2):
@@ -312,12 +314,8 @@ def test_transaction(
     """Rows and records are stored together or not at all: an actor that fails after it has written
     leaves no row, and its try is recorded; a duplicate writes nothing.
     """
-    middleware = OnceMiddleware(
-        bank.ledger,
-        transaction=sessionmaker(bank.engine),
-        policy=Policy(tries=2),
-    )
-    broker.add_middleware(middleware)
+    sessions = sessionmaker(bank.engine)
+    broker.add_middleware(OnceMiddleware(bank.ledger, transaction=sessions, policy=Policy(tries=2)))
     runs = []
 
     @dramatiq.actor(broker=broker, store_results=True)

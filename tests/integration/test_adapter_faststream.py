@@ -75,6 +75,18 @@ def deliver(broker: RabbitBroker, until: Until, *ids: str) -> None:
     asyncio.run(run())
 
 
+def noting(url: str, ledger: Ledger, **options: Any) -> tuple[RabbitBroker, list[str]]:
+    """A broker whose handler notes each body that it is given; what fails would come again."""
+    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop", **options)])
+    handled: list[str] = []
+
+    @broker.subscriber(WORK, ack_policy=AckPolicy.NACK_ON_ERROR)
+    async def charge(body: str) -> None:
+        handled.append(body)
+
+    return broker, handled
+
+
 def ends(ledger: Ledger, state: State) -> Until:
     """Whether the message "a" has come to this state."""
     return lambda: (r := ledger.find(Key("shop.charge", "a"))) and r.state is state
@@ -349,12 +361,7 @@ def test_transaction_of_what_is_not_async(url: str, bank: Bank) -> None:
 
 def test_refused(url: str, ledger: Ledger) -> None:
     """No id, or another body under a known one: rejected, and the handler does not run."""
-    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
-    handled = []
-
-    @broker.subscriber(WORK)
-    async def charge(body: str) -> None:
-        handled.append(body)
+    broker, handled = noting(url, ledger)
 
     async def run() -> None:
         async with broker:
@@ -374,13 +381,7 @@ def test_refused(url: str, ledger: Ledger) -> None:
 
 def test_key_that_raises(url: str, ledger: Ledger) -> None:
     """A message of which no id can be told is rejected, whatever the AckPolicy says of errors."""
-    middleware = once_middleware(ledger, "shop", key=lambda message: message.headers["order"])
-    broker = RabbitBroker(url, middlewares=[middleware])
-    handled = []
-
-    @broker.subscriber(WORK, ack_policy=AckPolicy.NACK_ON_ERROR)
-    async def charge(body: str) -> None:
-        handled.append(body)
+    broker, handled = noting(url, ledger, key=lambda message: message.headers["order"])
 
     async def run() -> None:
         async with broker:
@@ -396,13 +397,8 @@ def test_key_that_raises(url: str, ledger: Ledger) -> None:
 
 def test_busy(url: str, ledger: Ledger) -> None:
     """While another worker has the message, its delivery waits; then it is handled."""
-    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
+    broker, handled = noting(url, ledger)
     claim = granted(ledger.claim(Key("shop.charge", "a"), "60s"))
-    handled = []
-
-    @broker.subscriber(WORK)
-    async def charge(body: str) -> None:
-        handled.append(body)
 
     async def run() -> None:
         async with broker:
@@ -419,12 +415,7 @@ def test_busy(url: str, ledger: Ledger) -> None:
 
 def test_store_away(url: str, ledger: Ledger, meddling: MeddlingStore) -> None:
     """While the store is away nothing is acknowledged, and no try is spent."""
-    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop")])
-    handled = []
-
-    @broker.subscriber(WORK)
-    async def charge(body: str) -> None:
-        handled.append(body)
+    broker, handled = noting(url, ledger)
 
     async def run() -> None:
         async with broker:

@@ -14,6 +14,7 @@ from pika.exceptions import ChannelClosedByBroker
 from tests import amqp
 from tests.amqp import Raw
 from tests.conditions import LIMIT_S, wait_until
+from tests.integration.adapting import channel_to
 from tests.servers import Rabbitmq
 
 from oncely.consumer import Consumer
@@ -39,15 +40,14 @@ def transport(rabbitmq_url: str) -> Iterator[Transport]:
 @pytest.fixture
 def channel(rabbitmq_url: str) -> Iterator[BlockingChannel]:
     """A channel of another program's, in the same vhost."""
-    with closing(pika.BlockingConnection(pika.URLParameters(rabbitmq_url))) as connection:
-        yield connection.channel()
+    with channel_to(rabbitmq_url) as channel:
+        yield channel
 
 
-def _received(transport: Transport, number: int, *, at_most: int = 100) -> list[Delivery]:
+def _received(transport: Transport, number: int) -> list[Delivery]:
     deliveries: list[Delivery] = []
     while len(deliveries) < number:
-        wanted = min(at_most, number - len(deliveries))
-        came = transport.receive(_QUEUE, wanted, LIMIT_S)
+        came = transport.receive(_QUEUE, number - len(deliveries), LIMIT_S)
         assert came, f"{len(deliveries)} of {number} came"
         deliveries += came
     return deliveries

@@ -1,7 +1,6 @@
 """RabbitMQ goes away, cuts off, refuses, blocks: nothing is lost, and the transport goes on."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -9,10 +8,11 @@ from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
-import pika
 import pytest
 from tests.conditions import LIMIT_S, wait_until
+from tests.integration.adapting import channel_to
 from tests.logs import events_in
+from tests.processes import exit_of, forked
 from tests.proxy import Proxy
 from tests.servers import HOST, Rabbitmq
 
@@ -71,13 +71,6 @@ def _ids(deliveries: Sequence[Delivery]) -> list[str]:
 
 def _vhost(url: str) -> str:
     return urlsplit(url).path.removeprefix("/")
-
-
-@contextmanager
-def _channel(url: str) -> Iterator["pika.adapters.blocking_connection.BlockingChannel"]:
-    """A channel of another program's."""
-    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
-        yield connection.channel()
 
 
 # ---- Traffic through faults --------------------------------------------------------------------
@@ -183,11 +176,7 @@ def test_what_a_lost_connection_had_comes_first(
     would deliver what stands behind what that was given.
     """
     told = [0, 1, 1, 1, 0]
-
-    def consumers(*_: object) -> int:
-        return told.pop(0)
-
-    monkeypatch.setattr(session, "consumers", consumers)
+    monkeypatch.setattr(session, "consumers", lambda *_: told.pop(0))
     _publish(transport, 30)
     with closing(open_transport(f"{rabbitmq_url}?prefetch=10")) as narrow:
         first = _ids(_received(narrow, 10))
@@ -201,11 +190,7 @@ def test_who_receives_alone_waits_for_those_that_are_gone(
 ) -> None:
     """As what a killed process had comes first: its successor does not know how many there were."""
     told = [1, 1, 0]
-
-    def consumers(*_: object) -> int:
-        return told.pop(0)
-
-    monkeypatch.setattr(session, "consumers", consumers)
+    monkeypatch.setattr(session, "consumers", lambda *_: told.pop(0))
     transport.subscribe(_QUEUE, [], alone=True)
     _publish(transport, 1)
     assert _ids(_received(transport, 1)) == ["0"]
@@ -224,7 +209,7 @@ def test_queue_deleted(
     caplog.set_level(logging.INFO, "oncely")
     _publish(transport, 1)
     [held] = _received(transport, 1)
-    with _channel(rabbitmq_url) as channel:
+    with channel_to(rabbitmq_url) as channel:
         channel.queue_delete(_QUEUE)
     assert transport.receive(_QUEUE, 1, 0.2) == []
     _publish(transport, 1, first=1)
@@ -309,9 +294,9 @@ def test_acknowledged_too_late(
 @contextmanager
 def _hasty(rabbitmq: Rabbitmq) -> Iterator[None]:
     """While new channels have to acknowledge within a second."""
-    usual = {
-        name: _setting(rabbitmq, name) for name in ("consumer_timeout", "channel_tick_interval")
-    }
+    read = "element(2, application:get_env(rabbit, {}))"
+    names = ("consumer_timeout", "channel_tick_interval")
+    usual = {name: rabbitmq.evaluate(read.format(name)) for name in names}
     for name in usual:
         rabbitmq.evaluate(f"application:set_env(rabbit, {name}, 1000)")
     try:
@@ -319,10 +304,6 @@ def _hasty(rabbitmq: Rabbitmq) -> Iterator[None]:
     finally:
         for name, value in usual.items():
             rabbitmq.evaluate(f"application:set_env(rabbit, {name}, {value})")
-
-
-def _setting(rabbitmq: Rabbitmq, name: str) -> str:
-    return rabbitmq.evaluate(f"element(2, application:get_env(rabbit, {name}))")
 
 
 @pytest.mark.parametrize("delivers", [True, False], ids=["reply lost", "request lost"])
@@ -368,29 +349,17 @@ def test_fork(transport: Transport) -> None:
     """A forked child has connections of its own, and leaves its parent's alone."""
     ids = _publish(transport, 1)
     [held] = _received(transport, 1)
-    child = os.fork()
-    if child == 0:
-        os._exit(_status_of(lambda: _use_in_child(transport)))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def use() -> None:
+        transport.publish("another", [Message("1")])
+        [delivery] = transport.receive("another", 10, LIMIT_S)
+        transport.acknowledge([(delivery, Ack())])
+        assert transport.receive(_QUEUE, 10, 0.05) == []
+        transport.close()
+
+    assert exit_of(forked(use)) == 0
     transport.acknowledge([(held, Requeue())])
     assert _ids(_received(transport, 1)) == ids
-
-
-def _use_in_child(transport: Transport) -> None:
-    transport.publish("another", [Message("1")])
-    [delivery] = transport.receive("another", 10, LIMIT_S)
-    transport.acknowledge([(delivery, Ack())])
-    assert transport.receive(_QUEUE, 10, 0.05) == []
-    transport.close()
-
-
-def _status_of(call: Callable[[], object]) -> int:
-    """An exit status for a forked child: 0 when `call` ends well."""
-    try:
-        call()
-    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
-        return 1
-    return 0
 
 
 # ---- Handlers that take longer than a broker likes -----------------------------------------------
@@ -465,10 +434,7 @@ def test_handler_that_outlasts_the_acknowledgement(
 def test_wrong_address(rabbitmq_url: str, open_at: Open, right: str, wrong: str, said: str) -> None:
     """A wrong password or vhost is told at once, in one line without the password."""
     transport = open_at(wrong.join(rabbitmq_url.rsplit(right, 1)))
-    for call in (
-        lambda: transport.receive(_QUEUE, 1, 3_600.0),
-        lambda: _publish(transport, 1),
-    ):
+    for call in (lambda: transport.receive(_QUEUE, 1, 3_600.0), lambda: _publish(transport, 1)):
         with pytest.raises(BrokerRefused, match=said) as raised:
             call()
         assert "\n" not in str(raised.value)

@@ -22,6 +22,7 @@ from oncely.spark.sink.counts import Counts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -102,6 +103,12 @@ def write(tmp_path: Path, ledger: Ledger, ledger_url: str) -> Iterator[Write]:
     yield write_once
     for channel in channels:
         channel.close()
+
+
+def drain(writer: "DataStreamWriter", checkpoint: Path) -> None:
+    """Write what there is to be read, and no more. Raises what ends the query."""
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    assert writer.trigger(availableNow=True).start().awaitTermination(int(LIMIT_S))
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.records import record_of
+from tests.spark.conftest import drain
 from tests.turns import in_turn
 
 from oncely import ConfigError, Key, Ledger, State, open_ledger
@@ -229,18 +230,9 @@ def test_in_a_stream(
     (source / "0.json").write_text('{"id": "a"}\n{"id": "b"}\n')
     (source / "1.json").write_text('{"id": "b"}\n{"id": "c"}\n')
     reports: list[Report] = []
-    query = (
-        spark.readStream.schema("id string")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(source))
-        .writeStream.foreachBatch(
-            foreach_batch(handler_batch=shop, on_report=lambda r, _: reports.append(r), **settings)
-        )
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(120)
+    rows = spark.readStream.schema("id string").option("maxFilesPerTrigger", 1).json(str(source))
+    batch = foreach_batch(handler_batch=shop, on_report=lambda r, _: reports.append(r), **settings)
+    drain(rows.writeStream.foreachBatch(batch), tmp_path / "checkpoint")
     assert sorted(map(sorted, shop.given)) in ([["a", "b"], ["c"]], [["a"], ["b", "c"]])
     assert sum(report.handled for report in reports) == 3
     assert len(set(shop.keys)) == 2

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from tests.spark import handlers
+from tests.spark.conftest import drain
 
 from oncely import (
     ConfigError,
@@ -332,14 +333,9 @@ def test_a_stream_stops_where_too_many_fail(
     failing = settings | {"handler": handlers.fail_bad, "tries": 1, "max_failures": 0.5}
 
     def run(**options: Any) -> None:
-        (
-            messages.selectExpr("id", body, "source")
-            .writeStream.format("oncely")
-            .options(**sink_options(spark, **failing | options))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        ).awaitTermination()
+        writer = messages.selectExpr("id", body, "source").writeStream.format("oncely")
+        writer.options(**sink_options(spark, **failing | options))
+        drain(writer, tmp_path / "checkpoint")
 
     with pytest.raises(PySparkException) as raised:
         run()
@@ -411,15 +407,8 @@ def test_counts_for_a_listener(
         gauges = Gauges(counts)
         spark.streams.addListener(gauges)
         try:
-            query = (
-                messages.selectExpr("id", bad, "source")
-                .writeStream.format("oncely")
-                .options(**options, **counts.options)
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .trigger(availableNow=True)
-                .start()
-            )
-            assert query.awaitTermination(120)
+            writer = messages.selectExpr("id", bad, "source").writeStream.format("oncely")
+            drain(writer.options(**options, **counts.options), tmp_path / "checkpoint")
             assert gauges.is_over.wait(60)
         finally:
             spark.streams.removeListener(gauges)
@@ -438,13 +427,8 @@ def test_foreach_batch(
         reports.append((batch, report.handled, report.duplicates))
 
     for run in ("first", "again"):
-        query = (
-            messages.writeStream.foreachBatch(foreach_batch(**settings, on_report=keep))
-            .option("checkpointLocation", str(tmp_path / run))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(120)
+        each = foreach_batch(**settings, on_report=keep)
+        drain(messages.writeStream.foreachBatch(each), tmp_path / run)
     assert reports == [(0, 2, 0), (1, 1, 1), (0, 0, 2), (1, 0, 2)]
     assert effects.per_message() == {"a": 1, "b": 1, "c": 1}
     # A run for each query, not for each batch.

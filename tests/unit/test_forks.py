@@ -1,15 +1,16 @@
 """A fork while another thread uses the ledger: parent and child go on."""
 
-import os
 import signal
 import threading
 from contextlib import closing
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine
 from tests.conditions import LIMIT_S
+from tests.processes import exit_of, forked
 from tests.records import granted, record_of
 
 from oncely.core.record import Key, State
@@ -44,16 +45,11 @@ class Claimer(threading.Thread):
 
 
 def _work_in_child(ledger: Ledger, number: int) -> None:
-    """Ends the process: with 0 when it could claim its own messages, and was not stopped."""
-    status = 1
-    try:
-        signal.alarm(int(LIMIT_S))
-        for n in range(3):
-            key = Key("billing", f"child-{number}-{n}")
-            ledger.complete(granted(ledger.claim(key, "60s")))
-        status = 0
-    finally:
-        os._exit(status)
+    """Claim messages of its own; a child that cannot is killed."""
+    signal.alarm(int(LIMIT_S))
+    for n in range(3):
+        key = Key("billing", f"child-{number}-{n}")
+        ledger.complete(granted(ledger.claim(key, "60s")))
 
 
 def test_fork_while_others_claim(any_ledger: Ledger) -> None:
@@ -63,12 +59,8 @@ def test_fork_while_others_claim(any_ledger: Ledger) -> None:
     claimers = [Claimer(any_ledger, f"parent-{n}") for n in range(3)]
     for claimer in claimers:
         claimer.start()
-    statuses = []
-    for number in range(_FORKS):
-        child = os.fork()
-        if child == 0:
-            _work_in_child(any_ledger, number)
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    works = [partial(_work_in_child, any_ledger, number) for number in range(_FORKS)]
+    statuses = [exit_of(forked(work)) for work in works]
     for claimer in claimers:
         claimer.stop()
     assert statuses == [0] * _FORKS
@@ -87,10 +79,9 @@ def test_fork_of_a_fork(tmp_path: Path) -> None:
         ledger.migrate()
         with engine.begin() as connection, ledger.transaction(connection) as inbox:
             granted(inbox.claim(Key("billing", "1")))
-        child = os.fork()
-        if child == 0:
-            if os.fork() == 0:
-                os._exit(0)
-            os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def fork_again() -> None:
+            assert exit_of(forked(lambda: None)) == 0
+
+        assert exit_of(forked(fork_again)) == 0
     engine.dispose()

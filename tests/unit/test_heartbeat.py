@@ -1,6 +1,5 @@
 """The heartbeat where something else happens meanwhile: takeovers, clocks, forks, new claims."""
 
-import os
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
+from tests.processes import exit_of, forked
 from tests.records import granted, record_of
 from tests.unit.conftest import extended, failing, nothing
 
@@ -211,20 +211,13 @@ def test_fork(ledger: WatchedLedger, claim: Claim) -> None:
     # Long enough that no beat, and none of its locks, is under way at the fork.
     heartbeat = Heartbeat(ledger, 1.0)
     heartbeat.hold([claim], 0.0)
-    child = os.fork()
-    if child == 0:
-        os._exit(_extended_in_child(ledger, heartbeat))
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    heartbeat.close()
-    assert status == 0
 
-
-def _extended_in_child(ledger: WatchedLedger, heartbeat: Heartbeat) -> int:
-    """An exit status: 0 when only the child's own claim is extended."""
-    try:
+    def extend_its_own() -> None:
         ledger.extended = queue.Queue()
         own = granted(ledger.claim(Key("billing", "child")))
         heartbeat.hold([own], 0.0)
-        return 0 if [claim.key for claim in ledger.beats(1)] == [own.key] else 1
-    except BaseException:  # noqa: BLE001 - a child of fork must never run on into pytest.
-        return 2
+        assert [claim.key for claim in ledger.beats(1)] == [own.key]
+
+    status = exit_of(forked(extend_its_own))
+    heartbeat.close()
+    assert status == 0

@@ -100,9 +100,18 @@ class Tracer:
         return self
 
 
-def interrupt() -> None:
+class SoftTimeLimitError(Exception):
+    """As that of Celery: an Exception, which a signal handler raises anywhere."""
+
+
+def interrupt(*_: object) -> None:
     """What a handler does that raises."""
     raise Interrupt
+
+
+def limit(*_: object) -> None:
+    """The same with an Exception."""
+    raise SoftTimeLimitError
 
 
 def interrupted(
@@ -197,42 +206,25 @@ def test_call_that_waits_for_another_anywhere(monkeypatch: pytest.MonkeyPatch) -
     assert place > 20
 
 
-class SoftTimeLimitError(Exception):
-    """As that of Celery: an Exception, which a signal handler raises anywhere."""
-
-
-def limit(*_: object) -> None:
-    """What such a handler does."""
-    raise SoftTimeLimitError
-
-
 def test_error_of_a_handler(any_ledger: Ledger) -> None:
     """An Exception that a handler raises comes out as it is, also while a store is connected to."""
     any_ledger.claim(Key("billing", "warm"))
     for place in count(0, 3):
         any_ledger.close()
-        raised = False
-        with Tracer(place, limit) as tracer:
-            try:
-                any_ledger.claim(Key("billing", f"broken off {place}"))
-            except SoftTimeLimitError:
-                raised = True
-        assert raised is tracer.has_run
+        with suppress(SoftTimeLimitError), Tracer(place, limit) as tracer:
+            any_ledger.claim(Key("billing", f"broken off {place}"))
+            assert not tracer.has_run
         if not tracer.has_run:
             break
     assert place > 50
 
 
 @pytest.mark.filterwarnings("ignore:.*coroutine .* was never awaited")
-@pytest.mark.parametrize(("error", "fails"), [(Interrupt, False), (SoftTimeLimitError, True)])
-def test_function_under_once(error: type[BaseException], fails: bool) -> None:
+@pytest.mark.parametrize(("handler", "fails"), [(interrupt, False), (limit, True)])
+def test_function_under_once(handler: Callable[..., object], fails: bool) -> None:
     """Wherever a call is interrupted on its way to the function or from there, its claim is not
     extended for ever.
     """
-
-    def raise_error() -> None:
-        raise error
-
     with closing(open_ledger("memory://")) as ledger:
 
         @once(ledger, consumer="billing", key=lambda message_id: message_id)
@@ -244,8 +236,8 @@ def test_function_under_once(error: type[BaseException], fails: bool) -> None:
         with suppress(ZeroDivisionError):
             handle("warm")
         for place in count():
-            tracer = Tracer(place, raise_error, _LIFECYCLE)
-            with suppress(error, ZeroDivisionError), tracer:
+            ends = suppress(Interrupt, SoftTimeLimitError, ZeroDivisionError)
+            with ends, Tracer(place, handler, _LIFECYCLE) as tracer:
                 handle(f"broken off {place}")
             assert extended(ledger) == []
             if not tracer.has_run:

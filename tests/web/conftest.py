@@ -16,7 +16,9 @@ from tests.records import granted
 from oncely import Key, Ledger, Message
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import SqlStore
+from oncely.stores.sql.dialect import SqlConnection
 from oncely.stores.sql.engines import sqlite_engine
+from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.store import Store
 from oncely.testing import ManualClock
 from oncely.web import Role, Scope, User, app, dashboard
@@ -90,6 +92,19 @@ def filled(trouble: Trouble) -> Trouble:
     trouble.defer("order-5")
     granted(trouble.ledger.claim(Key("billing", "live")))
     return trouble
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that SQLite has been asked since."""
+    asked, run = list[str](), Sqlite.run
+
+    def noted(database: Sqlite, link: SqlConnection, statement: str, *values: Any) -> Any:
+        asked.append(statement)
+        return run(database, link, statement, *values)
+
+    monkeypatch.setattr(Sqlite, "run", noted)
+    return asked
 
 
 class Reader:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import OpenSqlite
 from tests.records import granted, record_of
 from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
@@ -17,10 +16,7 @@ from oncely import Key, Message, Relay, State
 from oncely.core.errors import StoreUnavailable
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.sql.dialect import SqlConnection
-from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.store import PutBack
-from oncely.testing import ManualClock
 from oncely.transports.store_transport import StoreTransport
 from oncely.web import dashboard
 
@@ -232,18 +228,10 @@ def test_it_happened(filled: Trouble, operator: Reader) -> None:
     assert (one.metadata or {})["happened"]["by"] == "anna"
 
 
-def test_a_group_is_read_at_once(
-    open_sqlite: OpenSqlite, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_read_at_once(trouble: Trouble, asked: list[str]) -> None:
     """The page that asks once more reads chosen letters or refused messages together, and not with
     a query for each.
     """
-    trouble, asked, run = Trouble(open_sqlite(clock), clock), list[str](), Sqlite.run
-
-    def noted(database: Sqlite, link: SqlConnection, statement: str, *values: Any) -> Any:
-        asked.append(statement)
-        return run(database, link, statement, *values)
-
     letters = trouble.fail(*(Message(f"order-{number}") for number in range(20)))
     parent = Key("shop", "order-0")
     trouble.ledger.mailbox.keep(
@@ -254,7 +242,6 @@ def test_a_group_is_read_at_once(
     operator = Reader(dashboard(trouble.ledger, auth=as_user()))
     page, outbox = operator.get("/failed"), operator.get("/outbox")
     unsent = [each.number for each in taken]
-    monkeypatch.setattr(Sqlite, "run", noted)
     for form, shown, numbers in (("letters", page, letters), ("unsent", outbox, unsent)):
         counts = []
         for some in (numbers[:1], numbers):

@@ -5,7 +5,6 @@ import threading
 from typing import Any
 
 import pytest
-from tests.conftest import OpenSqlite
 from tests.records import granted, record_of
 from tests.web.conftest import Reader, Trouble, as_user, text
 
@@ -16,9 +15,6 @@ from oncely.core.record import Record
 from oncely.core.waiting import WaitingMessage
 from oncely.ops import probing
 from oncely.stores.sql import SqlStore
-from oncely.stores.sql.dialect import SqlConnection
-from oncely.stores.sql.sqlite import Sqlite
-from oncely.testing import ManualClock
 from oncely.web import dashboard
 from oncely.web.pages import record_changes
 
@@ -40,7 +36,7 @@ def reader(trouble: Trouble, **probes: Any) -> Reader:
     return Reader(dashboard(trouble.ledger, auth=as_user(), probes=probes))
 
 
-def asked(reader: Reader, **chosen: Any) -> str:
+def probed(reader: Reader, **chosen: Any) -> str:
     """What the page says when a probe was asked about these, or all."""
     page = reader.get("/in-doubt")
     asking = reader.send(page, "/records/confirm", decision="probe", **(chosen or {"every": "yes"}))
@@ -67,15 +63,8 @@ def test_what_is_known(trouble: Trouble) -> None:
     assert first.as_dict(trouble.ledger.now())["steps"] == ["charge", "mail"]
 
 
-def test_what_is_known_is_asked_once(
-    open_sqlite: OpenSqlite, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_is_asked_once(trouble: Trouble, asked: list[str]) -> None:
     """What a page asks of the database does not grow with the records on it."""
-    trouble, asked, run = Trouble(open_sqlite(clock), clock), list[str](), Sqlite.run
-
-    def noted(database: Sqlite, link: SqlConnection, statement: str, *values: Any) -> Any:
-        asked.append(statement)
-        return run(database, link, statement, *values)
 
     def statements(*ids: str) -> int:
         for id_ in ids:
@@ -88,7 +77,6 @@ def test_what_is_known_is_asked_once(
         assert [id_ for id_ in ids if f"{id_} shop 1 1 charge {id_} " not in page] == []
         return len(asked)
 
-    monkeypatch.setattr(Sqlite, "run", noted)
     assert statements("order-0") == statements(*(f"order-{number}" for number in range(1, 30)))
 
 
@@ -117,7 +105,7 @@ def test_no_button_without_a_probe(trouble: Trouble) -> None:
     assert "probe" not in buttons(with_probe.get("/in-doubt", consumer="mailing"))
     assert "probe" in buttons(with_probe.get("/message", id="order-1"))
     assert "probe" not in buttons(with_probe.get("/message", id="order-2"))
-    done = asked(with_probe)
+    done = probed(with_probe)
     assert "1 decided by the probe, 1 refused" in done
     assert "'order-2' (mailing): its consumer has no probe here" in done
     assert record(trouble, "order-2", "mailing").state is State.PROCESSING
@@ -126,7 +114,7 @@ def test_no_button_without_a_probe(trouble: Trouble) -> None:
 def test_a_probe_decides(trouble: Trouble) -> None:
     """What it finds out is done, and is in the audit with who asked and why."""
     trouble.doubt(*ANSWERS)
-    done = asked(reader(trouble, billing=answering))
+    done = probed(reader(trouble, billing=answering))
     assert "2 decided by the probe, 1 refused" in done
     assert "'order-1' (billing): happened" in done
     assert "'order-2' (billing): not happened" in done
@@ -160,7 +148,7 @@ def test_what_the_audit_does_not_take_is_left(
 
     monkeypatch.setattr(SqlStore, "note", once)
     trouble.doubt(*ANSWERS)
-    done = asked(reader(trouble, billing=answering))
+    done = probed(reader(trouble, billing=answering))
     assert "1 decided by the probe, 2 refused" in done
     assert "'order-1' (billing): happened" in done
     assert "'order-2' (billing): nothing was changed, as the audit cannot be written: gone" in done
@@ -181,7 +169,7 @@ def test_a_probe_that_raises(trouble: Trouble, error: BaseException, said: str) 
         raise error
 
     trouble.doubt("order-1")
-    done = asked(reader(trouble, billing=broken))
+    done = probed(reader(trouble, billing=broken))
     assert "0 decided by the probe, 1 refused" in done
     assert f"'order-1' (billing): unknown: {said}" in done
     assert record(trouble, "order-1").state is State.PROCESSING
@@ -205,7 +193,7 @@ def test_a_probe_that_hangs(trouble: Trouble, monkeypatch: pytest.MonkeyPatch) -
     assert (found.finding, found.error) == ("unknown", "it has not answered within 0 s")
     with pytest.raises(RefusedError, match="have not come back yet"):
         ops.probe(trouble.ledger, record(trouble, "order-2"), answering, by="anna")
-    done = asked(reader(trouble, billing=answering))
+    done = probed(reader(trouble, billing=answering))
     assert "'order-2' (billing): not asked, as the others took too long: choose it again" in done
     until.set()
     assert ended.acquire(timeout=60)
