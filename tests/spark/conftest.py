@@ -46,6 +46,12 @@ class Effects:
 
 
 @pytest.fixture
+def _empty_databases() -> list[str]:
+    """None that another test has left: Spark's workers remember what they have migrated."""
+    return []
+
+
+@pytest.fixture
 def effects(tmp_path: Path) -> Effects:
     """The log of the handlers in handlers.py, whose path travels in a message's source."""
     return Effects(tmp_path / "effects.jsonl")
