@@ -27,7 +27,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.json_equality import equal_json
 from oncely.core.policy import Policy
 from oncely.core.record import State
-from oncely.http import IdempotencyKey, WsgiIdempotencyKey, http_request
+from oncely.http import IdempotencyKey, WsgiIdempotencyKey, http_request, keyed_requests
 from oncely.ledger.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
 
@@ -202,6 +202,20 @@ def test_a_new_request_does_not_wait(drive: Drive, frozen: Frozen, shop: Shop) -
     wait_until(lambda: site().status == 201)
     assert shop.calls == 1
     assert frozen.states == [State.COMPLETED]
+
+
+def test_more_requests_than_threads(
+    frozen: Frozen, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that is only begun when its request was answered is given back, as one that is late:
+    its key is not busy for ever.
+    """
+    monkeypatch.setattr(keyed_requests, "_THREADS", 1)
+    site = drive_by("wsgi", frozen.ledger, shop)(timeout="0.2s")
+    frozen.freeze()
+    assert [site('"first"').status, site('"second"').status] == [503, 503]
+    frozen.go_on()
+    wait_until(lambda: site('"second"').status == 201)
 
 
 def test_a_policy_may_let_it_run(drive: Drive, frozen: Frozen, shop: Shop) -> None:

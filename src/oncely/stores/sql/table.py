@@ -171,21 +171,22 @@ def _waiting_columns(id_type: String, digest: String, dialect: str) -> list[Colu
     ]
 
 
+def _given(kind: Any, *names: str) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False) for name in names]
+
+
 def _other_columns(id_type: String) -> dict[str, list[Column[Any]]]:
     """The columns of the other tables, by what each is for."""
 
     def key(*names: str) -> list[Column[Any]]:
         return [Column(name, id_type, primary_key=True) for name in names]
 
-    def given(kind: Any, *names: str) -> list[Column[Any]]:
-        return [Column(name, kind, nullable=False) for name in names]
-
     return {
         # The result of a finished step.
         "steps": [
             *key("message_id", "provider", "name"),
-            *given(LONG_TEXT, "result"),
-            *given(TIME, "created_at"),
+            *_given(LONG_TEXT, "result"),
+            *_given(TIME, "created_at"),
         ],
         # The retention and the horizon of a consumer. The horizon is seconds since 1970, and not a
         # time: it is compared exactly as it was read.
@@ -203,34 +204,34 @@ def _other_columns(id_type: String) -> dict[str, list[Column[Any]]]:
         "activity": [
             *key("provider", "worker"),
             Column("began", LONG, primary_key=True, autoincrement=False),
-            *given(LONG, "handled", "failed", "exhausted", "duplicates", "in_doubt"),
-            *given(LONG_TEXT, "seconds"),
+            *_given(LONG, "handled", "failed", "exhausted", "duplicates", "in_doubt"),
+            *_given(LONG_TEXT, "seconds"),
         ],
         # A process that works with the ledger.
         "workers": [
             *key("id"),
-            *given(id_type, "kind", "provider", "host"),
-            *given(LONG, "pid"),
-            *given(id_type, "version"),
-            *given(Double, "started", "seen"),
-            *given(LONG, "claims"),
+            *_given(id_type, "kind", "provider", "host"),
+            *_given(LONG, "pid"),
+            *_given(id_type, "version"),
+            *_given(Double, "started", "seen"),
+            *_given(LONG, "claims"),
         ],
         # A run on Spark; `totals` is JSON.
         "runs": [
             *key("id"),
-            *given(id_type, "name", "provider"),
-            *given(Double, "began"),
+            *_given(id_type, "name", "provider"),
+            *_given(Double, "began"),
             Column("ended", Double),
-            *given(LONG_TEXT, "totals"),
+            *_given(LONG_TEXT, "totals"),
             Column("error", LONG_TEXT),
         ],
         # Something that a person changed, or has begun to change: the counts are unknown until the
         # action has ended.
         "audit": [
             Column("id", LONG, primary_key=True, autoincrement=True),
-            *given(Double, "at"),
-            *given(id_type, "changed_by", "action", "provider", "message_id"),
+            *_given(Double, "at"),
+            *_given(id_type, "changed_by", "action", "provider", "message_id"),
             *(Column(name, LONG) for name in ("chosen", "changed", "refused")),
-            *given(LONG_TEXT, "why"),
+            *_given(LONG_TEXT, "why"),
         ],
     }
