@@ -3,16 +3,20 @@
 import asyncio
 import gc
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
+from sqlalchemy import event
 from tests.conditions import wait_until
 from tests.records import granted
 
 from oncely import AsyncLedger, once, open_ledger
 from oncely.core.record import Key
+from oncely.stores.sql.sql_store import SqlStore
 
-_LEDGERS = 100
+_LEDGERS = 20
 
 
 def _use(path: Path) -> None:
@@ -52,3 +56,20 @@ def test_dropped_ledgers(tmp_path: Path) -> None:
         is_as_before,
         lambda: f"{_open_files()} open files; {[each.name for each in threading.enumerate()]}",
     )
+
+
+def test_dropped_while_it_tells(tmp_path: Path) -> None:
+    """What its recorder's thread tells the store meanwhile leaves no session open either."""
+    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    sessions: Counter[str] = Counter()
+    engine = cast(SqlStore, ledger._store)._engine
+    for name in ("connect", "close"):
+        event.listen(engine, name, lambda *_, name=name: sessions.update([name]))
+    ledger.migrate()
+    recorder = ledger.recorder
+    del ledger, engine
+    gc.collect()
+    recorder.tell()
+    del recorder
+    gc.collect()
+    assert sessions["connect"] == sessions["close"] > 0

@@ -71,7 +71,10 @@ class Ledger(LedgerCalls):
         """Counts what this process does with the ledger, and tells operators and metrics."""
         self._settler = Settler(store, self.recorder)
         self._group_commit = GroupCommit(self._settler, store.batches_at_once)
-        weakref.finalize(self, _end, self._group_commit, store).atexit = False
+        # A ledger that is dropped without `close` leaves no threads and no sessions. The thread of
+        # the recorder may just tell the store something: so it is closed when that is done.
+        weakref.finalize(self, self._group_commit.end).atexit = False
+        weakref.finalize(self.recorder, store.close).atexit = False
         self._told_retentions: set[tuple[str, float]] = set()
         self._kept: dict[object, Any] = {}
 
@@ -512,12 +515,6 @@ def open_ledger(
     not an identifier, and a Redis that may evict records.
     """
     return Ledger(open_store(url, table, schema), metrics)
-
-
-def _end(group_commit: GroupCommit, store: Store) -> None:
-    """End what a ledger leaves that is dropped without `close`: its threads and sessions."""
-    group_commit.end()
-    store.close()
 
 
 def checked_ledger(ledger: object, user: str = "ledger") -> Ledger:
