@@ -28,6 +28,8 @@ def client(url: str) -> Celery:
     """An application without tasks: it sends them by name."""
     app = Celery("shop", broker=url, backend=os.environ[RESULTS], set_as_current=False)
     app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
+    if url.startswith("redis"):
+        app.conf.broker_transport_options = {"visibility_timeout": 1}
     return app
 
 

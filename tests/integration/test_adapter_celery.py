@@ -1,9 +1,9 @@
-"""The adapter for Celery: tasks in a worker with processes, on a real RabbitMQ."""
+"""The adapter for Celery: tasks in a worker with processes, on a real RabbitMQ, and on Redis."""
 
 import gc
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -237,6 +237,25 @@ def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     effects = [shop.effects.count(name) for name in ("a", "b", "c", "after death")]
     assert effects == [1, 1, 1, 1]
     assert found(shop.ledger, "die", "b").state is State.COMPLETED
+
+
+@pytest.mark.in_turn("processes are killed")
+def test_redis_as_broker(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed after the effect, on Redis: after the visibility timeout its task is
+    delivered again, also while it runs, and the effect is not repeated.
+    """
+    monkeypatch.setenv(RESULTS, redis_url)
+    with closing(ledger_in(tmp_path)) as ledger, client(redis_url) as app:
+        ledger.migrate()
+        shop = Shop(app, Effects(tmp_path), ledger)
+        with worker(redis_url, tmp_path):
+            hanging = shop.send("hang", "a")
+            wait_until(lambda: shop.effects.count("a"))
+        with worker(redis_url, tmp_path):
+            assert hanging.get(timeout=LIMIT_S) is None
+            shop.wait()
+        assert shop.effects.count("a") == 1
+        assert found(ledger, "hang", "a").state is State.COMPLETED
 
 
 def test_ledger_that_was_not_migrated(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
