@@ -152,7 +152,7 @@ def _ids(deliveries: Sequence[Delivery]) -> list[str]:
         ("amqp://localhost?queue_type=stream", "queue_type: 'stream' is none of quorum, classic"),
         ("amqp://localhost?exchange=", "exchange: it has no name"),
         ("amqp://localhost?confirm_timeout=0s", 'confirm_timeout: .*write "30s"'),
-        ("amqp://localhost?visibility=5m", "'visibility' is none of prefetch, prefetch_bytes"),
+        ("amqp://localhost?visibility=5m", "'visibility' is none of prefetch, queue_type"),
         ("amqps://localhost?cafile=missing.pem", "cafile: 'missing.pem' cannot be read"),
         ("amqps://localhost?keyfile=missing.key", "keyfile: 'missing.key' cannot be read"),
         ("amqp://localhost?certfile=client.pem", 'begin the URL with "amqps://"'),

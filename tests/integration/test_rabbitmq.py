@@ -336,33 +336,6 @@ def test_prefetch(transport: Transport, rabbitmq_url: str, prefetch: int) -> Non
         assert slow.is_drained(_QUEUE)
 
 
-@pytest.mark.parametrize("small", [0, 600], ids=["large", "small, then large"])
-def test_prefetch_in_bytes(rabbitmq_url: str, channel: BlockingChannel, small: int) -> None:
-    """Of large messages no more are here than the bytes allow. After small ones, as many are as
-    messages may be; when those are gone, the broker is let send fewer again.
-    """
-    options = "prefetch=200&prefetch_bytes=2000000"
-    with closing(open_transport(f"{rabbitmq_url}?{options}")) as transport:
-        transport.publish(_QUEUE, [Message(str(n)) for n in range(small)])
-        transport.publish(_QUEUE, [Message(f"large-{n}", b"x" * 50_000) for n in range(400)])
-        taken: list[str] = []
-
-        def here() -> int:
-            waiting = channel.queue_declare(_QUEUE, passive=True).method.message_count
-            return small + 400 - len(taken) - int(waiting)
-
-        while not transport.is_drained(_QUEUE):
-            deliveries = transport.receive(_QUEUE, 10, 0.05)
-            taken += _ids(deliveries)
-            if len(taken) == small // 2:
-                wait_until(lambda: here() > 100)
-            if len(taken) > small + 250:
-                # Its limit is set anew where it is twice what the bytes allow.
-                assert here() <= 2 * 2_000_000 // 50_000
-            transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
-        assert len(set(taken)) == len(taken) == small + 400
-
-
 # ---- Topics ------------------------------------------------------------------------------------
 
 

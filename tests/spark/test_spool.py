@@ -153,11 +153,10 @@ def left_in_queue(url: str) -> list[str]:
     return [delivery.message.id for delivery in deliveries]
 
 
-def test_large_bodies_fill_a_segment(rabbitmq_url: str, open_at: Open) -> None:
+def test_prefetch_fills_a_segment(rabbitmq_url: str, open_at: Open) -> None:
     """The bodies of a segment are in memory together: what the broker may send at once ends it."""
-    with closing(open_transport(rabbitmq_url)) as transport:
-        transport.publish(_QUEUE, [Message(str(n), b"x" * 60_000) for n in range(4)])
-    spooler = open_at(f"{rabbitmq_url}?max_bytes=100000&prefetch_bytes=130000", wait="10s")
+    publish(rabbitmq_url, ["a", "b", "c", "d"])
+    spooler = open_at(f"{rabbitmq_url}?prefetch=2", wait="10s")
     sizes = [0]
     while sum(sizes) < 4:
         sizes.append(spooler.take(100)[1])

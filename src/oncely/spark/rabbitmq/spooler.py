@@ -49,8 +49,7 @@ class Spooler:
     def take(self, limit: int, after: int = 0, *, is_sure: bool = False) -> tuple[int, int]:
         """Take at most `limit` messages into one segment, with a number above `after`; return the
         number, and the count of messages. It is 0, without a segment, if none came in time; with
-        `is_sure` that time is longer. A segment has at most `prefetch` messages and
-        `prefetch_bytes` bytes of the URL.
+        `is_sure` that time is longer. A segment has at most `prefetch` messages of the URL.
         """
         wait_s = self._options.wait_s
         deliveries = self._gathered(limit, max(wait_s, _SURE_S) if is_sure else wait_s)

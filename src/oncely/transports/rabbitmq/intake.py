@@ -4,7 +4,6 @@ import math
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from itertools import count
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ from pika import spec
 from oncely._util.clock import monotonic
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import Ack, Acknowledgement, Requeue
-from oncely.transports.rabbitmq.allowance import Allowance
 from oncely.transports.rabbitmq.connection import Channel, Line, Reply, succeed
 from oncely.transports.rabbitmq.messages import arrived
 from oncely.transports.rabbitmq.url_options import RabbitSettings
@@ -39,10 +37,7 @@ class Tag(NamedTuple):
 class Intake(Channel):
     """A channel that consumes one queue, and its unacknowledged deliveries.
 
-    At most `prefetch` messages are unacknowledged, and one more that `is_drained` has found; at
-    most `prefetch_bytes` are, as long as messages are about as large as those before them. If they
-    grow, the broker still sends what it was allowed to, and no more until half of what may be
-    unacknowledged is acknowledged.
+    At most `prefetch` messages are unacknowledged, and one more that `is_drained` has found.
 
     Only the line's thread uses the unacknowledged deliveries. When the channel is closed, for any
     reason, the broker has requeued them.
@@ -51,18 +46,10 @@ class Intake(Channel):
     def __init__(self, line: Line, queue: str, settings: RabbitSettings) -> None:
         self._queue = queue
         self._settings = settings
-        self._allowance = Allowance(settings)
         self._arrivals: SimpleQueue[Delivery | None] = SimpleQueue()
         """Deliveries, and None at the end, for waiting receivers."""
         self._unacknowledged: dict[int, None] = {}
         """The numbers of unacknowledged deliveries, in the order of arrival."""
-        self._consumer = b""
-        """The tag of the current consumer; empty while messages would be too large."""
-        self._most = 0
-        """How many messages may be unacknowledged before one is acknowledged."""
-        self._numbers = count()
-        self._last_of_former = 0
-        """The number of the last message of a former consumer."""
         self._quiet_since = monotonic()
         self._looking = threading.Lock()
         self._looked: Reply
@@ -131,64 +118,29 @@ class Intake(Channel):
         self._arrivals.put(None)
 
     def _start(self, reply: Reply) -> None:
-        self.line.wire.receivers[self.raw.channel_number] = self._on_sent
+        self.line.wire.receivers[self.raw.channel_number] = self._arrive
         self.raw.add_on_cancel_callback(
             lambda _: self._give_up(f"queue {self._queue!r} was deleted")
         )
         empty = [spec.Basic.GetEmpty]
         self.raw.add_callback(lambda _: self._looked(None), empty, one_shot=False)
-        self._consume(reply)
+        self.raw.basic_qos(prefetch_count=self._settings.prefetch)
+        # Not a bare number: RabbitMQ 3.10 uses such tags for basic.get, and confuses the two. The
+        # messages do not go through pika.
+        self.raw.basic_consume(
+            self._queue, lambda *_: None, consumer_tag="oncely-0", callback=reply
+        )
 
-    def _consume(self, reply: Reply | None = None) -> None:
-        # Not a bare number: RabbitMQ 3.10 uses such tags for basic.get, and confuses the two.
-        tag = f"oncely-{next(self._numbers)}"
-        self._consumer = tag.encode()
-        self._most = len(self._unacknowledged) + self._allowance.share
-        self.raw.basic_qos(prefetch_count=self._allowance.share)
-        # The messages do not go through pika.
-        self.raw.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=reply)
-
-    def _on_sent(self, sent: Sent) -> None:
-        is_too_much = self._arrive(sent)
-        if sent.consumer != self._consumer:
-            self._last_of_former = sent.number
-        elif is_too_much:
-            self._stop()
-        elif len(self._unacknowledged) >= self._allowance.share:
-            self._grow()
-
-    def _arrive(self, sent: Sent) -> bool:
-        """Take in a message; return whether the broker may send too much."""
+    def _arrive(self, sent: Sent) -> None:
         self._unacknowledged[sent.number] = None
         self._quiet_since = monotonic()
-        number, redelivered, properties, body, _ = sent
+        number, redelivered, properties, body = sent
         message, problem, times = arrived(
             properties, body, redelivered=redelivered, max_bytes=self._settings.max_bytes
         )
         count = times if self._settings.counts_deliveries else 1
         tag = Tag(self, number)
         self._arrivals.put(Delivery(message, self._queue, count, tag, problem))
-        return self._allowance.see(len(sent.properties) + len(sent.body))
-
-    def _grow(self) -> None:
-        """Allow the broker to send more, if it has sent all it may, and sizes allow it."""
-        held = len(self._unacknowledged)
-        is_stuck = held >= self._most
-        if not is_stuck and self._first_unacknowledged() <= self._last_of_former:
-            return
-        if self._allowance.grow(held, is_stuck=is_stuck):
-            # One consumer after the other: two at once would get messages out of order.
-            self._stop()
-            self._consume()
-
-    def _stop(self) -> None:
-        """Cancel the consumer. Messages on their way still arrive: pika, which would reject them,
-        does not see them.
-        """
-        cancel = spec.Basic.Cancel(consumer_tag=self._consumer.decode(), nowait=True)
-        self.line.wire.say(self.raw.channel_number, cancel)
-        self._consumer = b""
-        self._last_of_former = next(reversed(self._unacknowledged))
 
     def _get(self, reply: Reply) -> None:
         """Get a message from the queue, as if the broker had sent it."""
@@ -196,7 +148,7 @@ class Intake(Channel):
         def on_got(_: object, got: spec.Basic.GetOk, __: object, body: bytes) -> None:
             properties = self.line.wire.properties.pop(self.raw.channel_number)
             number, redelivered = got.delivery_tag or 0, bool(got.redelivered)
-            self._arrive(Sent(number, redelivered, properties, body, b""))
+            self._arrive(Sent(number, redelivered, properties, body))
             reply(got)
 
         self._looked = reply
@@ -222,10 +174,6 @@ class Intake(Channel):
         for number in acknowledged:
             if number > first_left:
                 self.raw.basic_ack(number)
-        if not self._consumer and len(self._unacknowledged) <= self._allowance.fitting // 2:
-            # There is room: consume again, as many messages as fit.
-            self._allowance.share = self._allowance.fitting
-            self._consume()
         return late
 
     def _first_unacknowledged(self) -> float:

@@ -24,8 +24,7 @@ _HARM = 'never be enough; write "30s"'
 class RabbitSettings(NamedTuple):
     """The options that the URL of a RabbitMQ transport may set."""
 
-    prefetch: int = 4_000
-    prefetch_bytes: int = 64 << 20
+    prefetch: int = 1_000
     queue_type: str = "quorum"
     exchange: str = "oncely"
     max_bytes: int = 1 << 20
@@ -81,7 +80,6 @@ def _exchange(value: str, _: str) -> str:
 _seconds = partial(positive_seconds, harm=_HARM)
 _KNOWN: Mapping[str, Read] = {
     "prefetch": partial(whole, largest=_MAX_PREFETCH),
-    "prefetch_bytes": whole,
     "queue_type": _queue_type,
     "exchange": _exchange,
     "max_bytes": partial(whole, largest=_MAX_BYTES),

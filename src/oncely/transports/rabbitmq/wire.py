@@ -4,7 +4,7 @@ import socket
 import struct
 from collections.abc import Callable
 from ssl import SSLContext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pika import frame, spec
 from pika.adapters.select_connection import IOLoop
@@ -38,17 +38,14 @@ class Sent(NamedTuple):
     properties: bytes
     """The encoded properties."""
     body: bytes
-    consumer: bytes
-    """The consumer's tag."""
 
 
 class AmqpWire(SelectorIOServicesAdapter):
     """The input and output of a pika connection.
 
     Pika reads 4 KB at a time, copies the rest after each frame, and takes more time for a delivery
-    than all other code together. It rejects messages on their way to a cancelled consumer, and
-    ends the connection if it cannot read a message's properties. So pika gets single frames,
-    without deliveries, which go to `receivers`, and without properties.
+    than all other code together. It ends the connection if it cannot read a message's properties.
+    So pika gets single frames, without deliveries, which go to `receivers`, and without properties.
     """
 
     def __init__(self) -> None:
@@ -65,11 +62,6 @@ class AmqpWire(SelectorIOServicesAdapter):
     def is_written(self) -> bool:
         """Whether all output was written to the socket."""
         return self.stream is None or not self.stream.get_write_buffer_size()
-
-    def say(self, channel: int, method: Any) -> None:
-        """Send a method to the broker without pika's knowledge."""
-        if self.stream is not None:
-            self.stream.write(frame.Method(channel, method).marshal())
 
     def create_streaming_connection(
         self,
@@ -111,7 +103,6 @@ class _Content:
 
     def __init__(self, method: bytes) -> None:
         at = _METHOD_BYTES + 1 + method[_METHOD_BYTES]
-        self._consumer = method[_METHOD_BYTES + 1 : at]
         self._number, self._redelivered = _DELIVERED.unpack_from(method, at)
         self._properties = b""
         self._left = 0
@@ -130,7 +121,7 @@ class _Content:
             return None
         body = b"".join(self._parts)
         redelivered = bool(self._redelivered)
-        return Sent(self._number, redelivered, self._properties, body, self._consumer)
+        return Sent(self._number, redelivered, self._properties, body)
 
 
 class _Framing(AbstractStreamProtocol):
