@@ -20,7 +20,7 @@ run: .venv/.ready .venv/spark.jsa ## run the main job: the notifications example
 	@$(BIN)/python $(EXAMPLE)/audit.py
 
 test: .venv/.ready servers ## all tests, after lint, types and import rules
-	@$(MAKE) --no-print-directory -j 2 check .venv/spark.jsa compiled-tests
+	@$(MAKE) --no-print-directory -j 3 check .venv/spark.jsa compiled-tests
 	@scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder
 
 test-pythons: .venv/.ready ## core and embedded stores on every Python from 3.11 that is here (ONCELY_TEST_PYTHONS="3.13")
