@@ -2,8 +2,7 @@
 
 from collections.abc import Collection
 
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.dialect import ConnectedTables, SqlConnection
 
 
 def bind(at: ConnectedTables[SqlConnection], queue: str, topics: Collection[str]) -> None:

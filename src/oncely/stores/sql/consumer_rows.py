@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 
 from oncely.core.cases import Case
 from oncely.core.record import Key
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.dialect import ConnectedTables, SqlConnection
+from oncely.stores.sql.record_rows import removed
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Horizons
 
@@ -19,7 +19,7 @@ def insert(
     *,
     reads_anew: bool = True,
 ) -> set[Key]:
-    """One of `batches` of new records, as the Store protocol says, in the open transaction.
+    """One of the `parts` of new records, as the Store protocol says, in the open transaction.
 
     `reads_anew` where the transaction sees everything that is committed by now.
     """
@@ -35,7 +35,7 @@ def insert(
         if key in written and key.consumer in wrong
     ]
     if gone:
-        at.dialect.delete(at.link, gone)
+        at.dialect.delete(at.link, removed(gone))
     return written - {key for key, _ in gone}
 
 

@@ -9,8 +9,7 @@ from sqlalchemy import Connection, func, literal, select
 
 from oncely.core.record import State
 from oncely.stores.sql import record_queries
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import Sample
+from oncely.stores.sql.dialect import ConnectedTables, Sample
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Tally
 

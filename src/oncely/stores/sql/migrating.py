@@ -19,7 +19,7 @@ from sqlalchemy import Connection, inspect
 
 from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
-from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import ConnectedTables
 from oncely.stores.sql.revision import HEAD
 from oncely.stores.sql.table import SqlTables
 

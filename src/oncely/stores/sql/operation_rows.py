@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, inser
 from sqlalchemy.sql.elements import ColumnElement
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import ConnectedTables
 from oncely.stores.sql.row_values import read
 
 K = TypeVar("K", Activity, AuditEntry, Run, Worker)

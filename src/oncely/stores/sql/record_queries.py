@@ -19,8 +19,7 @@ from sqlalchemy import (
 )
 
 from oncely.core.record import Key, Record, State
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import Dialect
+from oncely.stores.sql.dialect import ConnectedTables, Dialect
 from oncely.stores.sql.record_rows import record_of
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import KeyRange, Query, Tally, Wanted
@@ -57,7 +56,7 @@ def key_ranges(at: ConnectedTables[Connection], number: int) -> Sequence[KeyRang
 
 
 def page(
-    condition: ColumnElement[bool], last: Key | None, at: ConnectedTables[Connection]
+    at: ConnectedTables[Connection], condition: ColumnElement[bool], last: Key | None
 ) -> Sequence[Record]:
     """The first records that fit after `last`, in the order of the keys' index."""
     c = at.dialect.table.c
@@ -100,7 +99,7 @@ def tallies(
 
 
 def purge(
-    query: Query, states: Sequence[State], after: str, at: ConnectedTables[Connection]
+    at: ConnectedTables[Connection], query: Query, states: Sequence[State], after: str
 ) -> tuple[int, str]:
     """One batch of `Store.purge`, from the place `after` on; as `Dialect.purge` returns."""
     # To look for waiting messages and steps of each record costs as much as the rest of the purge.

@@ -1,18 +1,18 @@
 """Converts between records and rows."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from operator import index, itemgetter
-from typing import Any, NamedTuple, TypeVar
+from operator import index
+from typing import Any, NamedTuple
 
 from sqlalchemy import Table
 
-from oncely.core.cases import Case
+from oncely.core.cases import Case, Row
+from oncely.core.change import Change
 from oncely.core.record import Key, Record, State
 from oncely.stores.sql.row_values import read
-
-T = TypeVar("T", bound=tuple[Any, ...])
+from oncely.stores.store import Believed
 
 LOADED = (
     "provider",
@@ -71,11 +71,15 @@ class Columns(NamedTuple):
             yield {**self.constant, **dict(zip(self.varying, values, strict=True))}
 
 
-_JSON = {"metadata", "result"}
-_STATUSES = {state: state.value for state in State}
 _STATES = {state.value: state for state in State}
 """Looked up here: an enum's own lookups would take as long as the rest of a row."""
-_key_of = itemgetter(0)
+_WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "state": ("status", {state: state.value for state in State}.__getitem__),
+    "metadata": ("metadata", json.dumps),
+    "result": ("result", json.dumps),
+}
+"""The fields of a change whose columns have other names or values, with those."""
+_NO_CHANGE = Change(0, {})
 
 
 def record_of(table: Table, row: Sequence[Any]) -> Record:
@@ -123,43 +127,35 @@ def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, fl
     }
 
 
-def inserted(case: Case) -> Columns:
-    """The values that an insert writes; the other columns get their defaults."""
-    columns, constant = _of_case(case)
-    del columns["believed"]
+def columns_of(case: Case) -> Columns:
+    """The values that an insert writes, or an update; and those that the update looks for:
+    `message_id`, `provider`, `believed`.
+    """
+    keys, believed, versions, *values = zip(*case.rows, strict=True)
+    providers, ids = zip(*keys, strict=True)
+    columns: dict[str, Sequence[Any]] = {"message_id": ids, "provider": providers}
+    columns["version"] = versions
+    if believed[0] is not None:
+        columns["believed"] = believed
+    own = dict(zip(case.own, values, strict=True))
+    constant = {}
+    for name, value in case.change.fields.items():
+        column, write = _WRITTEN.get(name, (name, None))
+        if name not in own:
+            constant[column] = value if write is None or value is None else write(value)
+        elif write is None:
+            columns[column] = own[name]
+        else:
+            columns[column] = [None if each is None else write(each) for each in own[name]]
     return split_columns(columns, constant)
 
 
-def updated(case: Case) -> Columns:
-    """The values that an update looks for (`message_id`, `provider`, `believed`) and writes (the
-    others).
-    """
-    return split_columns(*_of_case(case))
+def removed(rows: Sequence[Believed]) -> Case:
+    """The case of a removal."""
+    return Case(_NO_CHANGE, (), rows)
 
 
-def _of_case(case: Case) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
-    """The columns in which the rows of a case may differ, and the values that all of them have."""
-    keys, believed, versions, *values = zip(*case.rows, strict=True)
-    fields: Mapping[str, Any] = case.change.fields
-    constant = {name: value for name, value in fields.items() if name not in case.own}
-    if "state" in constant:
-        constant["status"] = _STATUSES[constant.pop("state")]
-    for name in _JSON & constant.keys():
-        constant[name] = _json(constant[name])
-    columns: dict[str, Sequence[Any]] = {
-        **_of_keys(keys),
-        "believed": believed,
-        "version": versions,
-    }
-    for name, of in zip(case.own, values, strict=True):
-        if name == "state":
-            columns["status"] = [_STATUSES[state] for state in of]
-        else:
-            columns[name] = [*map(_json, of)] if name in _JSON else of
-    return columns, constant
-
-
-def believed(rows: Sequence[tuple[Key, int]]) -> Columns:
+def believed(rows: Sequence[Row]) -> Columns:
     """The values that a removal looks for."""
     keys, versions = zip(*rows, strict=True)
     return split_columns({**_of_keys(keys), "believed": versions})
@@ -196,16 +192,7 @@ def split_columns(
     return Columns(varying, same, count)
 
 
-def in_order(rows: Sequence[T]) -> Sequence[T]:
-    """Rows that begin with their keys, in the same order for all writers, so that none deadlock."""
-    return sorted(rows, key=_key_of) if len(rows) > 1 else rows
-
-
 def _mapping(metadata: Any) -> Mapping[str, Any] | None:
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value)

@@ -8,8 +8,7 @@ from sqlalchemy import Connection
 
 from oncely.core.record import Key
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.dialect import ConnectedTables, SqlConnection
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Query
 
@@ -43,7 +42,7 @@ def keep_step(at: ConnectedTables[SqlConnection], key: Key, name: str, result: A
             "provider": key.consumer,
             "name": name,
             "result": json.dumps(result),
-            "now": at.dialect.now,
+            "now": at.dialect.now(),
         },
     )
 
@@ -55,7 +54,7 @@ def forget_steps(at: ConnectedTables[SqlConnection], key: Key) -> None:
     at.run(f"DELETE FROM {at.dialect.steps_name} WHERE {this}", values)
 
 
-def purge(query: Query, at: ConnectedTables[Connection]) -> int:
+def purge(at: ConnectedTables[Connection], query: Query) -> int:
     """Remove the steps of at most `query.limit` messages that have no record: they were released,
     and never redelivered. The query says of which consumer, and how old. Return of how many
     messages.

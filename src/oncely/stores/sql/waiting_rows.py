@@ -14,8 +14,7 @@ from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, lane_in
 from oncely.stores.sql.batches import batches
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.dialect import ConnectedTables, SqlConnection
 from oncely.stores.sql.record_rows import split_columns
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Backlog, Listing, PutBack
@@ -150,7 +149,7 @@ def take(
         f"UPDATE {at.dialect.waiting_name} SET held_until = {at.dialect.later('%(hold_s)s')},"
         f" attempts = attempts + {counts:d} WHERE id IN ({_numbers(taken)})"
     )
-    at.run(hold, {"hold_s": float(hold_s), "now": at.dialect.now})
+    at.run(hold, {"hold_s": float(hold_s), "now": at.dialect.now()})
     return [replace(each, attempts=each.attempts + 1) for each in taken] if counts else taken
 
 
@@ -165,7 +164,7 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
     """
     name, dialect = at.dialect.waiting_name, at.dialect
     is_due = f"d.set_aside = false AND d.held_until > {dialect.always} AND d.held_until <="
-    values = {"queue": queue, "now": dialect.now}
+    values = {"queue": queue, "now": dialect.now()}
     beyond, due = "", []
     while True:
         # Without locks: MariaDB would lock all that are held as well, and whoever acknowledges them
@@ -342,7 +341,7 @@ def put_back(at: ConnectedTables[SqlConnection], changes: Sequence[PutBack]) -> 
     again = f"{written}, due_at = {later}, held_until = {free_from} WHERE id = %(id)s"
     for message, error, retry_s, is_try in sorted(changes, key=lambda each: _number(each.message)):
         values: dict[str, Any] = {"id": message.number, "error": error, "tried": int(is_try)}
-        values["now"] = at.dialect.now
+        values["now"] = at.dialect.now()
         if retry_s is None:
             at.run(aside, values)
         else:
@@ -363,7 +362,7 @@ def free(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage])
     for message in sorted(messages, key=_number):
         row = _row(message)
         given = {name: row[name] for name in _FREED}
-        at.run(statement, {**given, "id": message.number, "now": at.dialect.now})
+        at.run(statement, {**given, "id": message.number, "now": at.dialect.now()})
     at.dialect.tell(at.link)
 
 
@@ -409,7 +408,7 @@ def _found(
             f"SELECT {_columns(at)} FROM {at.dialect.waiting_name} AS d"
             f" WHERE d.id IN ({_listed(batch)}){condition} ORDER BY d.id {lock}"
         )
-        rows = at.run(statement, {"now": at.dialect.now}).fetchall()
+        rows = at.run(statement, {"now": at.dialect.now()}).fetchall()
         found += [_message(at, row) for row in rows]
     return found
 

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Select, and_, func, literal, or_, select
 from sqlalchemy.sql.expression import ColumnCollection
 
 from oncely.core.record import State
-from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import ConnectedTables
 from oncely.stores.sql.record_queries import NOT_COMPLETED, fitting, is_known
 from oncely.stores.store import Look, Window
 
