@@ -43,8 +43,14 @@ from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
 from oncely.core.cases import Case, Row
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.record_rows import LOADED, RENEWED, Columns, completed_since, record_of
+from oncely.stores.sql.record_rows import (
+    LOADED,
+    RENEWED,
+    Columns,
+    batches,
+    completed_since,
+    record_of,
+)
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Clock, Loaded
 
@@ -55,7 +61,8 @@ _MOST_SAMPLES = 400
 """SQLite takes at most 500 queries in one UNION."""
 HURRIED = "is_hurried"
 """Notes that statements on a connection of ours hardly wait for locks now."""
-_key_of = itemgetter(0)
+key_of = itemgetter(0)
+"""The key of a row of a case."""
 
 
 class SqlConnection(Protocol):
@@ -206,7 +213,7 @@ class Dialect(ABC):
         """
         if len(case.rows) == 1:
             return [case]
-        ordered = sorted(case.rows, key=_key_of)
+        ordered = sorted(case.rows, key=key_of)
         return [case._replace(rows=rows) for rows in self.batches(ordered)]
 
     def batches(self, rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
@@ -576,6 +583,11 @@ class ConnectedTables(Generic[L_co]):
     def run(self, statement: str, values: Mapping[str, Any] | None = None) -> Any:
         """As `Dialect.run`."""
         return self.dialect.run(self.link, statement, values)
+
+
+AnyTables = ConnectedTables[SqlConnection]
+OwnTables = ConnectedTables[Connection]
+"""Through a connection of ours."""
 
 
 @contextmanager

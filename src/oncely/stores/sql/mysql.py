@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Table
 from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked, StoreError
 from oncely.core.record import Key
-from oncely.stores.sql.batches import batches
 from oncely.stores.sql.dialect import (
     Dialect,
     Fault,
@@ -29,6 +28,7 @@ from oncely.stores.sql.record_rows import (
     UPDATED,
     WAITING,
     Columns,
+    batches,
     believed,
     columns_of,
     kept,

@@ -14,7 +14,6 @@ from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked
 from oncely.core.record import Key, State
 from oncely.core.waiting import digest
-from oncely.stores.sql.batches import MOST_ROWS
 from oncely.stores.sql.dialect import (
     HURRIED,
     Dialect,
@@ -27,6 +26,7 @@ from oncely.stores.sql.dialect import (
 from oncely.stores.sql.postgresql_listener import PostgresqlListener
 from oncely.stores.sql.record_rows import (
     INSERTED,
+    MOST_ROWS,
     TIMES,
     UPDATED,
     WAITING,

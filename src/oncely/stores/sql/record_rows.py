@@ -1,10 +1,10 @@
 """Converts between records and rows."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Table
 
@@ -13,6 +13,13 @@ from oncely.core.change import Change
 from oncely.core.record import Key, Record, State
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Believed
+
+T = TypeVar("T")
+
+MOST_ROWS = 5_000
+"""Rows in one statement: enough to make its cost vanish."""
+MOST_BYTES = 4_000_000
+"""Of metadata and results in one statement: servers take 16 MB, and escapes may double them."""
 
 LOADED = (
     "provider",
@@ -64,11 +71,6 @@ class Columns(NamedTuple):
     constant: Mapping[str, Any]
     rows: int
     """How many."""
-
-    def each(self) -> Iterator[dict[str, Any]]:
-        """Each row, by the names of its columns."""
-        for values in zip(*self.varying.values(), strict=True) if self.varying else [()]:
-            yield {**self.constant, **dict(zip(self.varying, values, strict=True))}
 
 
 _STATES = {state.value: state for state in State}
@@ -190,6 +192,21 @@ def split_columns(
         else:
             varying[name] = list(values)
     return Columns(varying, same, count)
+
+
+def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:
+    """`items` in parts of at most `MOST_ROWS`, and `MOST_BYTES` by the sizes that `weigh` gives."""
+    if weigh is None:
+        return [items[start : start + MOST_ROWS] for start in range(0, len(items), MOST_ROWS)]
+    found: list[list[T]] = []
+    weight = MOST_BYTES
+    for item in items:
+        weight += weigh(item)
+        if not found or len(found[-1]) == MOST_ROWS or weight > MOST_BYTES:
+            found.append([])
+            weight = weigh(item)
+        found[-1].append(item)
+    return found
 
 
 def _mapping(metadata: Any) -> Mapping[str, Any] | None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import copy
@@ -36,20 +35,17 @@ from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import Program, TableName
 from oncely.stores.notifications import Notifications, signal_in
 from oncely.stores.retrying import TryAgain, patiently
-from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
-from oncely.stores.sql import estimates, steps, windows
 from oncely.stores.sql import operation_rows as operations
 from oncely.stores.sql import record_queries as reading
+from oncely.stores.sql import steps
 from oncely.stores.sql import waiting_rows as rows
-from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
-from oncely.stores.sql.dialect import ConnectedTables, Dialect, Fault
+from oncely.stores.sql.dialect import ConnectedTables, Dialect, Fault, OwnTables
 from oncely.stores.sql.drivers import is_driver_error, is_raised_by_driver, of_driver
-from oncely.stores.sql.engines import dialect_of, engine_beside, renew
+from oncely.stores.sql.engines import check_joined_source, dialect_of, engine_beside, renew
 from oncely.stores.sql.privileges import WRITES, needed
-from oncely.stores.sql.record_rows import removed
+from oncely.stores.sql.record_rows import MOST_BYTES, MOST_ROWS, removed
 from oncely.stores.sql.revision import is_current
-from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_transaction import SqlTransaction
 from oncely.stores.sql.table import tables
 from oncely.stores.store import (
@@ -76,7 +72,7 @@ T = TypeVar("T")
 
 
 def _reading(
-    work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+    work: Callable[Concatenate[OwnTables, P], T],
 ) -> Callable[Concatenate["SqlStore", P], T]:
     """A call of the store: that work, which may be repeated."""
 
@@ -88,12 +84,12 @@ def _reading(
 
 
 def _changing(
-    work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+    work: Callable[Concatenate[OwnTables, P], T],
 ) -> Callable[Concatenate["SqlStore", P], T]:
     """The same in a transaction. Doing it twice does no harm."""
 
     @wraps(work)
-    def change(at: ConnectedTables[Connection], /, *args: P.args, **options: P.kwargs) -> T:
+    def change(at: OwnTables, /, *args: P.args, **options: P.kwargs) -> T:
         with at.dialect.transaction(at.link):
             return work(at, *args, **options)
 
@@ -171,7 +167,7 @@ class SqlStore:
 
     scan = _reading(reading.longest_unseen)
     of_message = _reading(reading.of_message)
-    window = _reading(windows.window)
+    window = _reading(reading.window)
     key_ranges = _reading(reading.key_ranges)
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
@@ -184,7 +180,7 @@ class SqlStore:
     def tallies(self, most: int | None = None) -> Mapping[tuple[str, State], Tally]:
         if most is None:
             return self._read(reading.tallies)
-        return self._read(estimates.tallies, most)
+        return self._read(reading.estimates, most)
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         # Removing old records again does no harm: after a lost reply, another try is enough.
@@ -296,8 +292,8 @@ class SqlStore:
         waiting = WaitingMessage.queued(queue, messages, names)
         self.transaction(lambda transaction: transaction.keep(waiting))
 
-    bind = _changing(queues.bind)
-    bindings = _reading(queues.bindings)
+    bind = _changing(consumers.bind)
+    bindings = _reading(consumers.bindings)
 
     # ---- For operators -------------------------------------------------------------------------
 
@@ -347,7 +343,7 @@ class SqlStore:
             lacks = f"The role of this ledger lacks what a {program} needs; type:"
             return [f"{lacks} {grant}" for grant in grants]
 
-        def found(at: ConnectedTables[Connection]) -> Sequence[str]:
+        def found(at: OwnTables) -> Sequence[str]:
             drift = migrating.drift(at.link, self._name, self._tables)
             return [*drift, *at.dialect.unsafe_settings(at.link)]
 
@@ -375,7 +371,7 @@ class SqlStore:
 
     def _read(
         self,
-        work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+        work: Callable[Concatenate[OwnTables, P], T],
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
@@ -394,22 +390,14 @@ class SqlStore:
         locked: set[Key] = set()
         # One part after another: if an earlier part was repeated because of a later one, its own
         # rows would look as if another worker had written them.
-        left = deque((part, False) for part in self._dialect.parts(case))
-        while left:
-            part, is_hurried = left.popleft()
+        for part in self._dialect.parts(case):
             try:
-                written |= patiently(
-                    self._once, write, part, *more, lost=ReplyLost, is_hurried=is_hurried
-                )
+                written |= patiently(self._once, write, part, *more, lost=ReplyLost)
             except KeysLocked:
-                rows, middle = part.rows, len(part.rows) // 2
-                if not middle or (not is_hurried and self._is_table_locked()):
-                    locked.update(row[0] for row in rows)
-                    continue
-                # In halves, so that all other keys are written. The whole part has waited for the
-                # locks: the halves hardly wait.
-                halves = part._replace(rows=rows[:middle]), part._replace(rows=rows[middle:])
-                left.extendleft((half, True) for half in reversed(halves))
+                if len(part.rows) > 1 and self._is_table_locked():
+                    locked.update(row[0] for row in part.rows)
+                else:
+                    self._write_halves(write, part, more, written, locked)
         if locked:
             some = ", ".join(repr(key.message_id) for key in sorted(locked)[:3])
             raise KeysLocked(
@@ -418,6 +406,31 @@ class SqlStore:
                 written,
             )
         return written
+
+    def _write_halves(
+        self,
+        write: Callable[..., set[Key]],
+        part: Case,
+        more: Sequence[Any],
+        written: set[Key],
+        locked: set[Key],
+    ) -> None:
+        """Write a part of which another transaction has locked some keys: in halves, so that all
+        other keys are written.
+        """
+        middle = len(part.rows) // 2
+        if not middle:
+            locked.add(part.rows[0][0])
+            return
+        for which in (slice(middle), slice(middle, None)):
+            half = part._replace(rows=part.rows[which])
+            try:
+                # The whole part has waited for the locks: the halves hardly wait.
+                written |= patiently(
+                    self._once, write, half, *more, lost=ReplyLost, is_hurried=True
+                )
+            except KeysLocked:
+                self._write_halves(write, half, more, written, locked)
 
     def _is_table_locked(self) -> bool:
         """Whether nothing can be written to the table now, whatever its key."""

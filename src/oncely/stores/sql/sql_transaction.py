@@ -10,9 +10,8 @@ from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import consumer_rows as consumers
 from oncely.stores.sql import steps as finished
 from oncely.stores.sql import waiting_rows as rows
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.dialect import ConnectedTables, Dialect, SqlConnection
-from oncely.stores.sql.record_rows import removed
+from oncely.stores.sql.dialect import AnyTables, Dialect, SqlConnection
+from oncely.stores.sql.record_rows import batches, removed
 from oncely.stores.store import Believed, Loaded, PutBack
 
 P = ParamSpec("P")
@@ -38,7 +37,7 @@ def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
     return checked
 
 
-class SqlTransaction(ConnectedTables[SqlConnection]):
+class SqlTransaction(AnyTables):
     """The tables of `dialect`, through a connection with an open transaction.
 
     `translate` turns an error of the driver into one of the Store protocol; any other error it

@@ -15,7 +15,7 @@ from oncely._util import sqlite_files
 from oncely._util.forking import pause_at_forks
 from oncely.core.cases import Case, Row
 from oncely.core.record import Key
-from oncely.stores.sql.dialect import Dialect, Fault, SqlConnection, roll_back
+from oncely.stores.sql.dialect import Dialect, Fault, SqlConnection, key_of, roll_back
 from oncely.stores.sql.record_rows import (
     INSERTED,
     LOADED,
@@ -24,7 +24,6 @@ from oncely.stores.sql.record_rows import (
     Columns,
     believed,
     columns_of,
-    sought,
 )
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Believed, Clock
@@ -82,7 +81,7 @@ class Sqlite(Dialect):
 
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
         if self._write(link, self._build_insert, columns_of(case)) == len(case.rows):
-            return {row[0] for row in case.rows}
+            return {*map(key_of, case.rows)}
         # No two inserts under one key have the same version: these are ours.
         return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
 
@@ -121,8 +120,9 @@ class Sqlite(Dialect):
         locks: bool,  # noqa: ARG002 - a writer has the file's one lock.
     ) -> Iterable[Sequence[Any]]:
         cursor = link.connection.cursor()
-        for this in sought(keys).each():
-            yield from cursor.execute(self._load, {**this, "now": self.now()})
+        for consumer, message_id in keys:
+            this = {"message_id": message_id, "provider": consumer, "now": self.now()}
+            yield from cursor.execute(self._load, this)
 
     def size(self, connection: Connection) -> int | None:
         pages = "pragma_page_count(), pragma_page_size()"
