@@ -101,7 +101,7 @@ def test_lease_begins_when_the_lock_is_had(
     monkeypatch.setattr(sqlite_files, "is_locked", noted)
     store, ledger = open_sqlite(clock), Ledger(open_sqlite(clock))
     with ThreadPoolExecutor(1) as pool:
-        with store._connected() as connection, store._dialect.migrating(connection):
+        with store._engine.connect() as connection, store._dialect.migrating(connection):
             claim = pool.submit(ledger.claim, key_of(0), "60s")
             assert waits.wait(60)
             clock.advance(61)

@@ -7,10 +7,11 @@ from contextlib import ExitStack, closing
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from tests.conformance.conftest import ledger_url_of
 from tests.records import granted
 
+from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Key
 from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.lifecycle.heartbeat import Heartbeat
@@ -101,7 +102,8 @@ def test_connections_at_work_end(sql_ledger: Ledger, is_closed: bool) -> None:
     opened, closed = _watched(sql_ledger)
     store = sql_ledger._store
     assert isinstance(store, SqlStore)
-    with store._connected():
+
+    def work(_: Connection) -> None:
         if is_closed:
             sql_ledger.close()
         else:
@@ -109,6 +111,8 @@ def test_connections_at_work_end(sql_ledger: Ledger, is_closed: bool) -> None:
             store._engine.dispose()
         assert len(opened) == 1
         assert not closed
+
+    store._once(work, lost=StoreUnavailable)
     assert opened == closed
 
 

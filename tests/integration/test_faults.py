@@ -17,7 +17,7 @@ from oncely.core.commands import Duplicate, Granted, Written
 from oncely.core.errors import StoreError, StoreUnavailable
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
-from oncely.stores.sql import SqlStore, batches
+from oncely.stores.sql import SqlStore, record_rows
 from oncely.stores.sql.dialect import Fault
 
 _MESSAGES = int(os.environ.get("ONCELY_TEST_ENDED_SESSIONS", "500"))
@@ -147,7 +147,7 @@ def test_deadlock_in_a_later_batch(
     ledger: Ledger, other: Other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a later batch is tried again, what was claimed in an earlier one is no other's."""
-    monkeypatch.setattr(batches, "MOST_ROWS", 10)
+    monkeypatch.setattr(record_rows, "MOST_ROWS", 10)
     keys = [Key(_CONSUMER, f"message-{n:02}") for n in range(20)]
     insert = (
         "INSERT INTO processed_messages"

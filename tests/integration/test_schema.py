@@ -359,7 +359,7 @@ def _make_older(url: str) -> None:
     store = open_store(url)
     assert isinstance(store, SqlStore)
     with (
-        store._connected() as connection,
+        store._engine.connect() as connection,
         store._dialect.migrating(connection),
         _config(connection, store._name) as config,
     ):

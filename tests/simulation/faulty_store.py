@@ -189,7 +189,7 @@ class FaultyStore(ForwardingStore):
     # ---- The line ------------------------------------------------------------------------------
 
     def _asked(self, work: Callable[[Store], T], *, lost: _Fault) -> T:
-        return patiently(lambda: self._exchange(work, lost=lost))
+        return patiently(self._exchange, work, lost=lost)
 
     def _exchange(self, work: Callable[[Store], T], *, lost: _Fault) -> T:
         scheduler, weather = self._shared.scheduler, self._weather

@@ -3,7 +3,8 @@
 import os
 import sqlite3
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from oncely._util.clock import monotonic
 
@@ -13,33 +14,34 @@ _PATIENT = f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}"
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _RETRY_S = 0.001
 
+T = TypeVar("T")
+
 
 def prepare(connection: Any) -> None:
     """Make a new connection of the driver fit for a file that others write to as well."""
     # A program may have another for all connections of SQLAlchemy.
     connection.text_factory = str
-    connection.isolation_level = None  # `begin` writes BEGIN IMMEDIATE itself, and waits for it.
+    connection.isolation_level = None  # Else it would begin transactions of its own.
     connection.execute(_PATIENT)
     switch_to_wal(connection)
     # A commit that a power cut can undo would run its message twice.
     connection.execute("PRAGMA synchronous = FULL")
 
 
-def begin(cursor: Any) -> None:
-    """Begin a transaction that holds the file's one write lock.
-
-    Raises OperationalError where it stays locked.
+def when_free(cursor: Any, write: Callable[[], T]) -> T:
+    """What `write` returns: a statement that takes the file's one write lock, and does nothing
+    where another connection holds that. Raises OperationalError where it stays locked.
     """
     # SQLite's own busy timeout sleeps for up to a tenth of a second at a time, while the lock may
     # be free; with two writers that halves the rate.
-    deadline = monotonic() + BUSY_TIMEOUT_S
+    deadline = None
     cursor.execute("PRAGMA busy_timeout = 0")
     try:
         while True:
             try:
-                cursor.execute("BEGIN IMMEDIATE")
-                return
+                return write()
             except sqlite3.OperationalError as error:
+                deadline = deadline or monotonic() + BUSY_TIMEOUT_S
                 if not is_locked(error) or monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_S)

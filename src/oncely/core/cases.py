@@ -44,10 +44,6 @@ class Case(NamedTuple):
     """Each a key, the version that is believed to be stored (None: no record), the new version, and
     the values of `own`."""
 
-    def part(self, rows: Sequence[Row]) -> "Case":
-        """The same for these of its rows."""
-        return self if len(self.rows) == 1 else self._replace(rows=rows)
-
     def written(
         self, rows: Sequence[Row], former: Sequence[Record] | None, now: float
     ) -> Iterable[Record]:
@@ -143,10 +139,8 @@ def _is_one(values: Sequence[Any]) -> bool:
     return len({*map(id, values)}) == 1
 
 
-def answers_of(outcome: Outcome, commands: Sequence[Command], case: Case) -> Iterable[Outcome]:
-    """What each of a case is answered, of which the first is answered `outcome`."""
-    if len(commands) == 1:
-        return [outcome]
+def answers_of(outcome: Outcome, case: Case, commands: Sequence[Command]) -> Iterable[Outcome]:
+    """What each of a case of several is answered, of which the first is answered `outcome`."""
     keys, _, versions, *__ = zip(*case.rows, strict=True)
     if not isinstance(outcome, Granted):
         return map(Written, versions)

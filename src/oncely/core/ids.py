@@ -34,7 +34,7 @@ def id_of_key(value: object) -> str | None:
 
     Raises MessageError for anything other than text, an int or a UUID.
     """
-    text: object = id_text(value)
+    text: object = value if type(value) is str else id_text(value)
     if text is None or isinstance(text, str):
         return text
     kind = type(value).__name__

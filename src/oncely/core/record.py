@@ -138,6 +138,11 @@ class Claim(NamedTuple):
         return self.version >> _WRITES_BITS
 
     @property
+    def identity(self) -> tuple[Key, int, int]:
+        """The same however often it is extended: key, fence and birth."""
+        return self.key, self.fence, self.version >> _WRITES_BITS
+
+    @property
     def takes_over(self) -> bool:
         """Whether it replaces an earlier claim that ran out, whose effect may have happened."""
         return self.former is not None and self.former.state is State.PROCESSING

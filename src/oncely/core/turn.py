@@ -118,6 +118,8 @@ class Turn:
     """What the ledger is asked about it: the same in every repetition."""
     outcome: ClaimOutcome | Untracked | None = None
     """What the ledger has answered; or that it runs without being asked for."""
+    is_duplicate: bool = False
+    """Whether its handler has succeeded before."""
     claim: Claim | None = None
     """The claim that was granted."""
     context: HandlerContext | None = None
@@ -161,11 +163,6 @@ class Turn:
         return self.deliveries if self.claim is None else self.claim.attempts
 
     @property
-    def is_duplicate(self) -> bool:
-        """Whether its handler has succeeded before."""
-        return isinstance(self.outcome, Duplicate | Handled)
-
-    @property
     def is_to_run(self) -> bool:
         """Whether its handler may run."""
         return self.state in (TurnState.HELD, TurnState.UNTRACKED) and self.refusal is None
@@ -202,7 +199,7 @@ class Turn:
     def answered(self, outcome: ClaimOutcome) -> None:
         """The ledger has not granted the message."""
         self.state = _ANSWERED[self.state]
-        self.outcome = outcome
+        self.outcome, self.is_duplicate = outcome, isinstance(outcome, Duplicate | Handled)
         if not self.is_duplicate:
             self.refusal = refusal(outcome)
 
@@ -284,6 +281,7 @@ class Turn:
         self.progress = Progress.WAITING
         # A new token: a claim that is stored after all must not be granted once more.
         self.command = self.outcome = self.claim = self.context = self.token = None
+        self.is_duplicate = False
         self.refusal = self.result = self.error = self.ending = None
 
     def _ending(self, policy: Policy, *, is_stopping: bool) -> Ending:

@@ -117,8 +117,17 @@ class Recorder:
     ) -> None:
         """As LedgerObserver says."""
         if self._store.keeps_operations and not self.is_silent:
-            self._count(commands, results)
-            self._start()
+            if len(commands) == 1:
+                self._count([commands[0].key], commands[0], results[0])
+            else:
+                # Writers wait for this, and most commands of a batch are alike: those are counted
+                # at once.
+                pairs = zip(commands, results, strict=True)
+                for _, same in groupby(pairs, _counted_as):
+                    alike = [*same]
+                    self._count([each.key for each, _ in alike], *alike[0])
+            if self._may_start:
+                self._start()
         if self.metrics is not None:
             self.metrics.settled(commands, results, took_s)
 
@@ -155,19 +164,7 @@ class Recorder:
                 self._counted.append((consumer, bucket, count))
             self._start()
 
-    def _count(self, commands: Sequence[Command], results: Sequence[Outcome | Exception]) -> None:
-        if len(commands) == 1:
-            self._count_alike([commands[0].key], commands[0], results[0])
-            return
-        # Writers wait for this, and most commands of a batch are alike: those are counted at once.
-        pairs = zip(commands, results, strict=True)
-        for _, same in groupby(pairs, _counted_as):
-            alike = [*same]
-            self._count_alike([each.key for each, _ in alike], *alike[0])
-
-    def _count_alike(
-        self, keys: Sequence[Key], command: Command, outcome: Outcome | Exception
-    ) -> None:
+    def _count(self, keys: Sequence[Key], command: Command, outcome: Outcome | Exception) -> None:
         """Count commands of one consumer that are counted alike, of which one is this."""
         consumer = command.key.consumer
         match outcome:
@@ -181,17 +178,14 @@ class Recorder:
                 self._counted.append((consumer, _IN_DOUBT, len(keys)))
             case Written() if isinstance(command, Release):
                 self._ended(keys)
-            case Written() if isinstance(command, MarkHandled | Complete | Fail):
-                self._told(keys, command, outcome)
+            case Written(is_repeated=False) if isinstance(command, MarkHandled | Complete | Fail):
+                # What was handled before was counted then.
+                if command.claim.state is State.PROCESSING:
+                    self._count_ends(keys, command)
 
-    def _told(self, keys: Sequence[Key], command: Held, written: Written) -> None:
-        # What was handled before was counted then.
-        if command.claim.state is not State.PROCESSING or written.is_repeated:
-            return
-        consumer = keys[0].consumer
-        self._counted.append(
-            (consumer, _FAILED if isinstance(command, Fail) else _HANDLED, len(keys))
-        )
+    def _count_ends(self, keys: Sequence[Key], command: Held) -> None:
+        consumer, is_failed = keys[0].consumer, isinstance(command, Fail)
+        self._counted.append((consumer, _FAILED if is_failed else _HANDLED, len(keys)))
         if isinstance(command, Fail) and command.final:
             self._counted.append((consumer, _EXHAUSTED, len(keys)))
         now = time.perf_counter()
@@ -208,8 +202,6 @@ class Recorder:
     # ---- Telling -------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._running or not self._may_start:
-            return
         try:
             self._may_start.pop()
         except IndexError:

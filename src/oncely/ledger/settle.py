@@ -205,7 +205,8 @@ class Settler:
             try:
                 if isinstance(decision.change, Change):
                     case = case_of(decision.change, alike)
-                    answers = answers_of(decision.outcome, alike, case)
+                    is_one = len(alike) == 1
+                    answers = answers if is_one else answers_of(decision.outcome, case, alike)
                     written: Collection[Key] = self._write(case, horizons)
                 else:
                     written = self._store.delete([*map(_believed_of, alike)])
@@ -336,13 +337,16 @@ def _cases(
     is known before their records are read. Of two for one key, the second has to see what becomes
     of the first.
     """
+    if len(commands) == 1:
+        # A case by itself, without a look at it.
+        return [(range(1), commands)] if isinstance(commands[0], Ask | Held) else []
     if horizons:
         at = [horizons.get(command.key.consumer) for command in commands]
         terms = [*map(terms_of, commands, at)]
     else:
         terms = [*map(terms_of, commands, repeat(None))]
     is_usual = not horizons and terms.count(terms[0]) == len(terms)
-    if is_usual and (len(terms) == 1 or len({*map(_key_of, commands)}) == len(terms)):
+    if is_usual and len({*map(_key_of, commands)}) == len(terms):
         # One case, without a look at each.
         return [] if terms[0] is None else [(range(len(commands)), commands)]
     seen: set[Key] = set()

@@ -73,11 +73,12 @@ class ClaimKeeper:
         wait for the contended one.
         """
         away = AWAY if len(claims) == 1 else AWAY[:1]
-        tries_until = clock.monotonic() + ENDLESS_S
+        tries_until = None
         while True:
             try:
                 answer = await attempt()
             except away as error:
+                tries_until = tries_until or clock.monotonic() + ENDLESS_S
                 until = self._heartbeat.good_until(claims)
                 if not self._may_wait(tries_until if until == math.inf else until):
                     raise

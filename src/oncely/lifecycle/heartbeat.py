@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from operator import attrgetter
 
 from oncely._util import clock as process_clock
 from oncely._util.event_log import EventLog
@@ -18,10 +19,9 @@ from oncely.ledger.writes import renewed
 _log = EventLog(__name__)
 
 _BEATS_PER_LEASE = 3
+_identity = attrgetter("identity")
 _LOOK_S = 5.0
 """How often to look at the store's clock between two beats."""
-
-_Name = tuple[Key, int, int]
 
 
 class Heartbeat:
@@ -60,8 +60,10 @@ class Heartbeat:
         """Hold nothing: claims that were held at a fork are extended by the parent."""
         # Reentrant: an object that is collected as garbage while this runs may let go of a claim.
         self._lock = threading.RLock()
-        self._held: dict[_Name, tuple[Claim, float]] = {}
-        """Each with the time from which it may have run out."""
+        self._held: dict[tuple[Key, int, int], tuple[Claim, float]] = {}
+        """Each with the time from which it may have run out. Not by its key alone: a thread that
+        lost its claim to another must not let go of the other's.
+        """
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self._ahead_s: float | None = None
@@ -74,8 +76,8 @@ class Heartbeat:
         good_until = asked_at + self._lease_s
         with self._lock:
             for claim in claims:
-                self._held[_name(claim)] = claim, good_until
-            if self._held and not self._is_by_hand:
+                self._held[claim.identity] = claim, good_until
+            if self._thread is None or not self._thread.is_alive():
                 self._start(self._lease_s)
 
     def close(self) -> None:
@@ -93,12 +95,12 @@ class Heartbeat:
     def let_go_many(self, claims: Sequence[Claim]) -> list[Claim]:
         """The same for each of these."""
         with self._lock:
-            return [self._held.pop(_name(claim), (claim,))[0] for claim in claims]
+            return [self._held.pop(claim.identity, (claim,))[0] for claim in claims]
 
     def newest(self, claims: Sequence[Claim]) -> list[Claim]:
         """These as they were last extended, which goes on."""
         with self._lock:
-            return [self._held.get(_name(claim), (claim,))[0] for claim in claims]
+            return [self._held.get(claim.identity, (claim,))[0] for claim in claims]
 
     def good_until(self, claims: Sequence[Claim]) -> float:
         """When the first of these that are held may run out, by this process's clock: infinity
@@ -107,7 +109,7 @@ class Heartbeat:
         if self._lease_s is None:
             return math.inf
         with self._lock:
-            held = [self._held[name] for name in map(_name, claims) if name in self._held]
+            held = [self._held[name] for name in map(_identity, claims) if name in self._held]
         return min((until for _, until in held), default=-math.inf)
 
     def is_good(self, claim: Claim) -> bool:
@@ -118,7 +120,7 @@ class Heartbeat:
         """
         if self._lease_s is None:
             return True
-        held = self._held.get(_name(claim))
+        held = self._held.get(claim.identity)
         return held is not None and self._clock() < held[1]
 
     def beat(self) -> None:
@@ -154,7 +156,7 @@ class Heartbeat:
 
     def _start(self, lease_s: float) -> None:
         """Under the lock."""
-        if self._thread is not None and self._thread.is_alive():
+        if not self._held or self._is_by_hand:
             return
         self._closed = threading.Event()
         thread = threading.Thread(
@@ -181,7 +183,7 @@ class Heartbeat:
             self._outage.over()
         with self._lock:
             for claim, outcome in zip(claims, outcomes, strict=True):
-                name = _name(claim)
+                name = claim.identity
                 if name not in self._held or self._held[name][0] is not claim:
                     continue
                 if isinstance(outcome, Fenced):
@@ -216,8 +218,3 @@ def _beat_until(
             left = looks
         # While it waits, its thread keeps no ledger in memory.
         del alive
-
-
-def _name(claim: Claim) -> _Name:
-    # Not by its key alone: a thread that lost its claim to another must not let go of the other's.
-    return claim.key, claim.fence, claim.birth

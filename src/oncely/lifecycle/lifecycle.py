@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, TypeVar, cast
 
 from oncely._util import clock
@@ -238,7 +238,13 @@ class Lifecycle:
 
     async def _ask(self, driver: Driver, turns: Sequence[Turn]) -> None:
         asked_at = clock.monotonic()
-        outcomes = await _settled(driver, [cast(Ask, turn.command) for turn in turns])
+        outcomes: Sequence[Outcome | Exception]
+        try:
+            outcomes = await driver.settle([cast(Ask, turn.command) for turn in turns])
+        except UnreadableRow as error:
+            if len(turns) > 1:
+                raise
+            outcomes = [error]
         reached("after_claim")
         doubted = self._note_answers(turns, outcomes)
         granted = [turn.claim for turn in turns if turn.claim is not None]
@@ -316,7 +322,7 @@ class Lifecycle:
         if record is None or record.state is not State.PROCESSING or record.fence != fence:
             return False
         claim = claim_of(record)
-        [outcome] = await _settled(driver, [Extend(claim, self.lease_s)])
+        [outcome] = await driver.settle([Extend(claim, self.lease_s)])
         if not isinstance(outcome, Written):
             return False
         claim = renewed(claim, outcome)
@@ -338,7 +344,7 @@ class Lifecycle:
         try:
             for pair in self._writes(turns):
                 (with_rows if pair[1].has_rows else plain).append(pair)
-                is_done = is_done or _is_completed(pair[0])
+                is_done = is_done or not isinstance(pair[1].command, Release | Fail)
             if is_done:
                 reached("before_completed")
             for pairs in (plain, with_rows):
@@ -403,14 +409,10 @@ class Lifecycle:
     async def _store(self, driver: Driver, pairs: Sequence[tuple[Turn, Write]]) -> None:
         turns, writes = zip(*pairs, strict=True)
         claims = [write.command.claim for write in writes]
-
-        async def attempt() -> Sequence[Outcome | Exception]:
-            for write, claim in zip(writes, self.heartbeat.newest(claims), strict=True):
-                write.command.claim = claim
-            return await _written(driver, writes)
-
         try:
-            outcomes = await self.keeper.retried(driver, claims, attempt)
+            outcomes = await self.keeper.retried(
+                driver, claims, partial(self._try_to_store, driver, writes, claims)
+            )
         except StoreError as error:
             if len(pairs) == 1 or isinstance(error, StoreUnavailable):
                 self._give_up(turns, error)
@@ -424,6 +426,22 @@ class Lifecycle:
             self.let_go([turn for turn in turns if turn.state is TurnState.STORED])
         for pair in left:
             await self._store(driver, [pair])
+
+    async def _try_to_store(
+        self, driver: Driver, writes: Sequence[Write], claims: Sequence[Claim]
+    ) -> Sequence[Outcome | Exception]:
+        """The outcome of each; or why that one is not stored, where that concerns it alone."""
+        for write, claim in zip(writes, self.heartbeat.newest(claims), strict=True):
+            write.command.claim = claim
+        if writes[0].has_rows:
+            return await driver.run(driver.calls.write_all, writes)
+        outcomes = await driver.settle([write.command for write in writes])
+        for outcome in outcomes:
+            # If one of many is locked, the others need not be repeated.
+            is_raised = isinstance(outcome, Exception) and len(writes) == 1
+            if is_raised or isinstance(outcome, StoreUnavailable):
+                raise cast(Exception, outcome)
+        return outcomes
 
     def _note_stored(
         self,
@@ -645,33 +663,6 @@ class Lifecycle:
             return True
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
         return not (is_ours or self.ledger.is_contention(error))
-
-
-async def _settled(driver: Driver, commands: Sequence[Any]) -> Sequence[Outcome | Exception]:
-    """As `driver.settle`, where the error of a single command stands in its place, too."""
-    try:
-        return await driver.settle(commands)
-    except UnreadableRow as error:
-        if len(commands) > 1:
-            raise
-        return [error]
-
-
-async def _written(driver: Driver, writes: Sequence[Write]) -> Sequence[Outcome | Exception]:
-    """The outcome of each write; or why that one is not stored, where that concerns it alone."""
-    if writes[0].has_rows:
-        return await driver.run(driver.calls.write_all, writes)
-    outcomes = await driver.settle([write.command for write in writes])
-    for outcome in outcomes:
-        # If one of many is locked, the others need not be repeated.
-        is_raised = isinstance(outcome, Exception) and len(writes) == 1
-        if is_raised or isinstance(outcome, StoreUnavailable):
-            raise cast(Exception, outcome)
-    return outcomes
-
-
-def _is_completed(turn: Turn) -> bool:
-    return turn.ending is not None and turn.ending.end is End.COMPLETED
 
 
 def _not_a_policy(value: Any) -> str:

@@ -112,37 +112,32 @@ class Work:
         return self
 
     async def _leave(self, error: BaseException | None) -> None:
+        turn, unusable = self.turn, None
         try:
             # A forked child that leaves the block leaves the claim to its parent.
-            if self.turn.is_duplicate or self._pid != os.getpid():
+            if turn.is_duplicate or self._pid != os.getpid():
                 self.is_settled = True
                 return
-            unusable = self._note_end(error)
+            try:
+                if turn.context is not None:
+                    turn.context.check_awaited(error)
+            except MessageError as forgotten:  # That is a failure, too.
+                error = unusable = forgotten
+            turn.raised(error)
+            if error is None and self._lifecycle.keeps_result:
+                turn.returned(self._lifecycle.kept(turn, self.result))
             await self._end(cast(Driver, self._driver))
             if unusable is not None:
                 raise unusable
         finally:
             self._entered.__exit__()
-            if self.turn.state < TurnState.ENDED:
+            if turn.state < TurnState.ENDED:
                 self._let_go()
 
     def _let_go(self) -> None:
         """Where a signal handler has raised: a claim that is extended for ever is busy for ever."""
         if self.turn.claim is not None:
             self._lifecycle.let_go([self.turn])
-
-    def _note_end(self, error: BaseException | None) -> MessageError | None:
-        """Note how the block ended; return what is wrong with it: a failure, too."""
-        unusable = None
-        if self.turn.context is not None:
-            try:
-                self.turn.context.check_awaited(error)
-            except MessageError as forgotten:
-                error = unusable = forgotten
-        self.turn.raised(error)
-        if error is None and self._lifecycle.keeps_result:
-            self.turn.returned(self._lifecycle.kept(self.turn, self.result))
-        return unusable
 
     async def _end(self, driver: Driver) -> None:
         """Store the end. Where that fails, the effect has happened all the same: the claim runs

@@ -24,7 +24,10 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def message_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Message | None:
     """The first Message that a function was called with, by place or by name."""
-    return next((each for each in (*args, *kwargs.values()) if isinstance(each, Message)), None)
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, Message):
+            return each
+    return None
 
 
 def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:

@@ -80,13 +80,11 @@ class RedisServer:
                 # A server that was restarted does not have the script; so nothing was done.
                 return _call(connection, "EVAL", script.source, "0", *words)
 
-        return patiently(lambda: self._try(exchange, lost))
+        return patiently(self._try, exchange, lost)
 
     def ask(self, *words: str) -> Any:
         """What the server answers to a command that may be sent again."""
-        return patiently(
-            lambda: self._try(lambda connection: _call(connection, *words), lost=TryAgain)
-        )
+        return patiently(self._try, lambda connection: _call(connection, *words), TryAgain)
 
     def info(self) -> Mapping[str, str]:
         """The fields of the server's INFO."""

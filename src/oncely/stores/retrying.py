@@ -1,12 +1,13 @@
 """Patience with a server that is away for a moment."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from oncely._util import clock
 from oncely._util.chance import CHANCE
 from oncely.core.errors import StoreUnavailable
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -21,7 +22,7 @@ _TRIES = 6
 _FIRST_DELAY_S = 0.05
 
 
-def patiently(call: Callable[[], T]) -> T:
+def patiently(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """What `call` returns, as soon as it does not raise TryAgain; any other error ends it at once.
 
     Between tries it waits, each time up to twice as long: a second and a half in total. Raises
@@ -29,11 +30,11 @@ def patiently(call: Callable[[], T]) -> T:
     """
     for failures in range(_TRIES - 1):
         try:
-            return call()
+            return call(*args, **options)
         except TryAgain:
             # Many workers lost the server at the same moment: they must not all return at once.
             clock.sleep(_FIRST_DELAY_S * 2**failures * CHANCE.uniform(0.5, 1.0))
     try:
-        return call()
+        return call(*args, **options)
     except TryAgain as error:
         raise StoreUnavailable(str(error)) from error.__cause__

@@ -1,11 +1,11 @@
-"""Rows of consumers: how long the records of each are kept, and its horizon."""
+"""Rows of consumers: retention and horizon of each, and what its queue is bound to."""
 
 from collections.abc import Collection, Mapping
 
 from oncely.core.cases import Case
 from oncely.core.record import Key
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.dialect import AnyTables
+from oncely.stores.sql.record_rows import removed
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Horizons
 
@@ -13,13 +13,13 @@ _RETENTION = ("provider", "retention_s")
 
 
 def insert(
-    at: ConnectedTables[SqlConnection],
+    at: AnyTables,
     case: Case,
     believed: Mapping[str, float | None],
     *,
     reads_anew: bool = True,
 ) -> set[Key]:
-    """One of `batches` of new records, as the Store protocol says, in the open transaction.
+    """One of the `parts` of new records, as the Store protocol says, in the open transaction.
 
     `reads_anew` where the transaction sees everything that is committed by now.
     """
@@ -35,31 +35,49 @@ def insert(
         if key in written and key.consumer in wrong
     ]
     if gone:
-        at.dialect.delete(at.link, gone)
+        at.dialect.delete(at.link, removed(gone))
     return written - {key for key, _ in gone}
 
 
-def horizons(at: ConnectedTables[SqlConnection], consumers: Collection[str]) -> Horizons:
+def horizons(at: AnyTables, consumers: Collection[str]) -> Horizons:
     """As the Store protocol says."""
     return at.dialect.horizons(at.link, sorted(consumers)) if consumers else {}
 
 
-def forget_until(at: ConnectedTables[SqlConnection], horizons: Horizons) -> None:
+def forget_until(at: AnyTables, horizons: Horizons) -> None:
     """As Inside says. Always in the same order, so that no two purges deadlock."""
     statement = at.dialect.consumer_written("forgotten_until", only_later=True)
     for consumer, horizon in sorted(horizons.items()):
         at.run(statement, {"consumer": consumer, "value": horizon})
 
 
-def keep_retention(at: ConnectedTables[SqlConnection], consumer: str, retention_s: float) -> None:
+def keep_retention(at: AnyTables, consumer: str, retention_s: float) -> None:
     """As the Store protocol says."""
     statement = at.dialect.consumer_written("retention_s")
     at.run(statement, {"consumer": consumer, "value": retention_s})
 
 
-def retentions(at: ConnectedTables[SqlConnection]) -> Mapping[str, float]:
+def retentions(at: AnyTables) -> Mapping[str, float]:
     """As the Store protocol says."""
     asked = f"SELECT {', '.join(_RETENTION)} FROM {at.dialect.consumers_name}"
     rows = at.run(f"{asked} WHERE retention_s IS NOT NULL").fetchall()
     found = (read(at.dialect.tables.consumers, _RETENTION, row) for row in rows)
     return {each["provider"]: each["retention_s"] for each in found}
+
+
+def bind(at: AnyTables, queue: str, topics: Collection[str]) -> None:
+    """Let events of these topics into the queue; the topic "" only says that it is there."""
+    insert = at.dialect.insert_absent.format(
+        f"{at.dialect.bindings_name} (queue, exchange, pattern) VALUES (%(queue)s, '', %(topic)s)"
+    )
+    # Always in the same order, so that no two writers deadlock.
+    for topic in sorted(set(topics)):
+        at.run(insert, {"queue": queue, "topic": topic})
+
+
+def bindings(at: AnyTables, queue: str | None = None) -> list[tuple[str, str]]:
+    """The bindings of one queue, or of all, sorted."""
+    these = "" if queue is None else " WHERE queue = %(queue)s"
+    statement = f"SELECT queue, pattern FROM {at.dialect.bindings_name}{these}"
+    values = {} if queue is None else {"queue": queue}
+    return sorted((row[0], row[1]) for row in at.run(statement, values).fetchall())

@@ -14,7 +14,18 @@ from collections.abc import (
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, auto
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
+from operator import itemgetter
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+)
 
 from sqlalchemy import (
     ColumnElement,
@@ -32,16 +43,26 @@ from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
 from oncely.core.cases import Case, Row
 from oncely.core.record import Key, Record
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.record_rows import LOADED, RENEWED, Columns, completed_since, record_of
+from oncely.stores.sql.record_rows import (
+    LOADED,
+    RENEWED,
+    Columns,
+    batches,
+    completed_since,
+    record_of,
+)
 from oncely.stores.sql.table import SqlTables
-from oncely.stores.store import Believed, Clock, Loaded
+from oncely.stores.store import Clock, Loaded
 
 if TYPE_CHECKING:
     from oncely.stores.sql.postgresql_listener import PostgresqlListener
 
 _MOST_SAMPLES = 400
 """SQLite takes at most 500 queries in one UNION."""
+HURRIED = "is_hurried"
+"""Notes that statements on a connection of ours hardly wait for locks now."""
+key_of = itemgetter(0)
+"""The key of a row of a case."""
 
 
 class SqlConnection(Protocol):
@@ -93,8 +114,7 @@ class Dialect(ABC):
 
     Where it `is_inside`, its statements are for a transaction that is open already, on a session
     with unknown settings: they neither begin nor end it, and `load` locks what it finds. Else they
-    wait a second or two for a lock that another transaction holds, and where it `is_hurried`,
-    hardly at all.
+    wait a second or two for a lock that another transaction holds.
     """
 
     clock: ClassVar[str]
@@ -125,15 +145,15 @@ class Dialect(ABC):
         clock: Clock | None,
         *,
         is_inside: bool = False,
-        is_hurried: bool = False,
     ) -> None:
         self._engine = engine
         self.tables = tables
         self._clock = clock
+        self.now: Callable[[], float | None] = clock or moved_time
+        """The parameter `now`: a time that a test has set, None for the database's own clock."""
         # A batch has one of few shapes, by the columns that differ from row to row.
         self._text: Callable[..., str] = lru_cache(lambda build, *shape: build(*shape))
         self.is_inside = is_inside
-        self.is_hurried = is_hurried
         self.table = tables.records
         self.waiting_table = tables.waiting
         self.name_of = name_of = engine.dialect.identifier_preparer.format_table
@@ -148,29 +168,21 @@ class Dialect(ABC):
         """The same for use inside transactions."""
         return type(self)(self._engine, self.tables, self._clock, is_inside=True)
 
-    @cached_property
-    def hurried(self) -> Self:
-        """The same for statements that hardly wait for locks."""
-        return type(self)(self._engine, self.tables, self._clock, is_hurried=True)
-
-    def hurry(self, link: SqlConnection) -> AbstractContextManager[None]:
-        """Inside the block, statements on a connection of ours wait for locks as this one's do."""
-        return self._hurrying(link) if self.is_hurried else nullcontext()
-
     @contextmanager
-    def _hurrying(self, link: SqlConnection) -> Iterator[None]:
-        statement = self.lock_wait(link, is_hurried=True)
-        if statement is None:
-            yield
-            return
-        self.run(link, statement)
-        usual = cast(str, self.lock_wait(link, is_hurried=False))
+    def hurried(self, link: SqlConnection) -> Iterator[None]:
+        """Inside the block, statements on a connection of ours hardly wait for locks."""
+        self._hurry(link, is_hurried=True)
         try:
             yield
         except Exception:
-            self.run(link, usual)
+            self._hurry(link, is_hurried=False)
             raise
-        self.run(link, usual)
+        self._hurry(link, is_hurried=False)
+
+    def _hurry(self, link: SqlConnection, *, is_hurried: bool) -> None:
+        link.info[HURRIED] = is_hurried
+        if (statement := self.lock_wait(link, is_hurried=is_hurried)) is not None:
+            self.run(link, statement)
 
     def lock_wait(self, link: SqlConnection, *, is_hurried: bool) -> str | None:  # noqa: ARG002
         """The statement that sets how long a session of ours waits for locks; None where no setting
@@ -185,18 +197,27 @@ class Dialect(ABC):
 
     @abstractmethod
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
-        """Write one of `batches` of new records as the Store protocol says."""
+        """Write one of the `parts` of new records as the Store protocol says."""
 
     @abstractmethod
     def update(self, link: SqlConnection, case: Case) -> set[Key]:
-        """Write one of `batches` of changes as the Store protocol says."""
+        """Write one of the `parts` of changes as the Store protocol says."""
 
     @abstractmethod
-    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
-        """Remove those that are unchanged, as the Store protocol says."""
+    def delete(self, link: SqlConnection, case: Case) -> set[Key]:
+        """Remove those of one of the `parts` that are unchanged, as the Store protocol says."""
+
+    def parts(self, case: Case) -> Sequence[Case]:
+        """A case in parts, each of which is stored whole or not at all, and can be repeated; in the
+        same order for all writers, so that none deadlock.
+        """
+        if len(case.rows) == 1:
+            return [case]
+        ordered = sorted(case.rows, key=key_of)
+        return [case._replace(rows=rows) for rows in self.batches(ordered)]
 
     def batches(self, rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
-        """`rows` in parts, each of which is stored whole or not at all, and can be repeated."""
+        """So many of these rows at a time as one of the `parts` may have."""
         return batches(rows)
 
     def load(self, link: SqlConnection, keys: Collection[Key]) -> Loaded:
@@ -460,14 +481,9 @@ class Dialect(ABC):
 
     # ---- Transactions --------------------------------------------------------------------------
 
-    @property
-    def begin(self) -> str:
-        """How a transaction on a connection of ours begins."""
-        return "BEGIN"
-
     def transaction(self, connection: Connection) -> AbstractContextManager[None]:
         """A transaction on a connection of ours."""
-        return in_transaction(connection, self.begin)
+        return in_transaction(connection)
 
     # ---- Running -------------------------------------------------------------------------------
 
@@ -475,7 +491,7 @@ class Dialect(ABC):
         self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
     ) -> Any:
         """A cursor that has executed a statement, its parameters written `%(name)s`."""
-        cursor = raw_cursor(link)
+        cursor = link.connection.cursor()
         cursor.execute(statement, values or {})
         return cursor
 
@@ -540,14 +556,9 @@ class Dialect(ABC):
         )
         return position > 0
 
-    @property
-    def now(self) -> float | None:
-        """The parameter `now`: a time that a test has set, None for the database's own clock."""
-        return moved_time() if self._clock is None else self._clock()
-
     def time(self, link: SqlConnection) -> float:
         """The time, in seconds since 1970."""
-        now = self.now
+        now = self.now()
         return float(self.run(link, f"SELECT {self.clock}").fetchone()[0]) if now is None else now
 
 
@@ -559,16 +570,31 @@ def granting(lacking: Iterable[Sequence[str]], role: Callable[[], str]) -> list[
     return [f"GRANT {', '.join(those)} ON {on} TO {role()}" for on, those in of.items()]
 
 
-def raw_cursor(link: SqlConnection) -> Any:
-    """The driver's own cursor, or a wrapper of one."""
-    return link.connection.cursor()
+L_co = TypeVar("L_co", bound=SqlConnection, covariant=True)
+
+
+class ConnectedTables(Generic[L_co]):
+    """The tables of a ledger through one connection: runs what is the same on all databases."""
+
+    def __init__(self, dialect: Dialect, link: L_co) -> None:
+        self.dialect = dialect
+        self.link = link
+
+    def run(self, statement: str, values: Mapping[str, Any] | None = None) -> Any:
+        """As `Dialect.run`."""
+        return self.dialect.run(self.link, statement, values)
+
+
+AnyTables = ConnectedTables[SqlConnection]
+OwnTables = ConnectedTables[Connection]
+"""Through a connection of ours."""
 
 
 @contextmanager
 def in_transaction(link: SqlConnection, begin: str = "BEGIN") -> Iterator[None]:
     """A transaction on a connection that otherwise commits each statement."""
     # Not through SQLAlchemy, which would roll back once more when the connection is returned.
-    cursor = raw_cursor(link)
+    cursor = link.connection.cursor()
     cursor.execute(begin)
     try:
         yield
@@ -585,6 +611,6 @@ def roll_back(connection: Connection, error: BaseException) -> None:
         connection.invalidate()
     elif not connection.invalidated:
         try:
-            raw_cursor(connection).execute("ROLLBACK")
+            connection.connection.cursor().execute("ROLLBACK")
         except Exception:  # noqa: BLE001 - the error that came first is raised instead.
             connection.invalidate()

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, inspect
 
 from oncely.core.errors import StoreError
 from oncely.stores.names import TableName
-from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import OwnTables
 from oncely.stores.sql.revision import HEAD
 from oncely.stores.sql.table import SqlTables
 
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     """Whether a PostgreSQL schema has to be created. In MariaDB it would be a whole database."""
 
 
-def upgrade(at: ConnectedTables[Connection], name: TableName) -> None:
+def upgrade(at: OwnTables, name: TableName) -> None:
     """Run the migrations that are missing. Raises KeysLocked where a lock for that is held."""
     with at.dialect.migrating(at.link), ExitStack() as opened:
         with at.dialect.altering(at.link):

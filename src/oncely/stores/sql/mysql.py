@@ -14,14 +14,12 @@ from sqlalchemy import Connection, Table
 from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked, StoreError
 from oncely.core.record import Key
-from oncely.stores.sql.batches import batches
 from oncely.stores.sql.dialect import (
     Dialect,
     Fault,
     SqlConnection,
     granting,
     in_transaction,
-    raw_cursor,
 )
 from oncely.stores.sql.record_rows import (
     INSERTED,
@@ -30,11 +28,11 @@ from oncely.stores.sql.record_rows import (
     UPDATED,
     WAITING,
     Columns,
+    batches,
     believed,
-    inserted,
+    columns_of,
     kept,
     sought,
-    updated,
 )
 from oncely.stores.store import Believed
 
@@ -154,7 +152,7 @@ class Mysql(Dialect):
         return _NOW.format(_UTC if self.is_inside else "SYSDATE(6)")
 
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
-        rows = inserted(case)
+        rows = columns_of(case)
         if self.is_inside or rows.rows <= _FEW:
             varying = {
                 f"{name}_{n}": value
@@ -162,7 +160,7 @@ class Mysql(Dialect):
                 for n, value in enumerate(of)
             }
             statement = self._insertion_text(tuple(rows.varying), rows.rows)
-            cursor = _execute(link, statement, {**rows.constant, **varying, "now": self.now})
+            cursor = _execute(link, statement, {**rows.constant, **varying, "now": self.now()})
         else:
             cursor = self._executed(link, self._build_insert, rows)
         if self.is_inside:
@@ -177,16 +175,16 @@ class Mysql(Dialect):
 
     def update(self, link: SqlConnection, case: Case) -> set[Key]:
         def write(rows: Sequence[Row]) -> int:
-            columns = updated(case._replace(rows=rows))
+            columns = columns_of(case if rows is case.rows else case._replace(rows=rows))
             return int(self._executed(link, self._build_update, columns).rowcount)
 
         return self._write(link, case.rows, write)
 
-    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
+    def delete(self, link: SqlConnection, case: Case) -> set[Key]:
         def write(rows: Sequence[Row]) -> int:
             return int(self._executed(link, self._build_removal, believed(rows)).rowcount)
 
-        return self._write(link, rows, write)
+        return self._write(link, case.rows, write)
 
     def rows_of(
         self, link: SqlConnection, keys: Sequence[Key], *, locks: bool
@@ -219,7 +217,7 @@ class Mysql(Dialect):
     def migrating(self, connection: Connection) -> Iterator[None]:
         # These servers do not change schemas in transactions: only the lock keeps others away.
         lock = f"oncely {self.name}"[:64]
-        cursor = raw_cursor(connection)
+        cursor: Any = connection.connection.cursor()
         cursor.execute("SELECT GET_LOCK(%s, 0)", (lock,))
         if cursor.fetchone()[0] != 1:
             raise KeysLocked(f"another program is migrating {self.name}")
@@ -377,7 +375,7 @@ class Mysql(Dialect):
         # Not ASCII only: the server would have to decode an escape for every other character.
         text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
         statement = self._text(build, tuple(varying), tuple(constant)) + lock
-        return _execute(link, statement, {**constant, "rows": text, "now": self.now})
+        return _execute(link, statement, {**constant, "rows": text, "now": self.now()})
 
     # ---- Statements ----------------------------------------------------------------------------
 
@@ -493,7 +491,7 @@ class _NotAll(Exception):
 
 def _execute(link: SqlConnection, statement: str, values: Mapping[str, Any]) -> Any:
     """A cursor that has executed a statement."""
-    cursor = raw_cursor(link)
+    cursor = link.connection.cursor()
     # The server disconnects at a statement that is too long.
     length = len(statement) + sum(len(v) for v in values.values() if isinstance(v, str))
     if length > _LONG and length * _BYTES >= link.info[_MAX_PACKET]:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, inser
 from sqlalchemy.sql.elements import ColumnElement
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.stores.sql.connected_tables import ConnectedTables
+from oncely.stores.sql.dialect import OwnTables
 from oncely.stores.sql.row_values import read
 
 K = TypeVar("K", Activity, AuditEntry, Run, Worker)
@@ -17,9 +17,7 @@ _COLUMNS = {"consumer": "provider", "by": "changed_by"}
 """The columns that are not named as the fields."""
 
 
-def keep_worker(
-    at: ConnectedTables[Connection], worker: Worker, activity: Sequence[Activity]
-) -> float | None:
+def keep_worker(at: OwnTables, worker: Worker, activity: Sequence[Activity]) -> float | None:
     """As the Store protocol says, in the transaction that is open."""
     tables, now = at.dialect.tables, at.dialect.time(at.link)
     c = tables.workers.c
@@ -32,20 +30,20 @@ def keep_worker(
     return before
 
 
-def forget_worker(at: ConnectedTables[Connection], id_: str) -> None:
+def forget_worker(at: OwnTables, id_: str) -> None:
     """As the Store protocol says."""
     workers = at.dialect.tables.workers
     at.link.execute(delete(workers).where(workers.c.id == id_))
 
 
-def workers(at: ConnectedTables[Connection]) -> list[Worker]:
+def workers(at: OwnTables) -> list[Worker]:
     """As the Store protocol says."""
     table = at.dialect.tables.workers
     chosen = _of(table, Worker).order_by(table.c.seen.desc(), table.c.id)
     return _read(at, table, Worker, chosen)
 
 
-def activity(at: ConnectedTables[Connection], since: float) -> list[Activity]:
+def activity(at: OwnTables, since: float) -> list[Activity]:
     """As the Store protocol says."""
     table = at.dialect.tables.activity
     chosen = _of(table, Activity).where(table.c.began >= since)
@@ -53,20 +51,20 @@ def activity(at: ConnectedTables[Connection], since: float) -> list[Activity]:
     return _read(at, table, Activity, in_order)
 
 
-def keep_run(at: ConnectedTables[Connection], run: Run) -> None:
+def keep_run(at: OwnTables, run: Run) -> None:
     """As the Store protocol says, in the transaction that is open."""
     row = {**_row(run), "totals": json.dumps(dict(run.totals))}
     _put(at.link, at.dialect.tables.runs, ("id",), row)
 
 
-def runs(at: ConnectedTables[Connection], limit: int = 50) -> list[Run]:
+def runs(at: OwnTables, limit: int = 50) -> list[Run]:
     """As the Store protocol says."""
     table = at.dialect.tables.runs
     chosen = _of(table, Run).order_by(table.c.began.desc(), table.c.id).limit(limit)
     return _read(at, table, Run, chosen)
 
 
-def note(at: ConnectedTables[Connection], entry: AuditEntry) -> int:
+def note(at: OwnTables, entry: AuditEntry) -> int:
     """As the Store protocol says, in the transaction that is open."""
     row = _row(entry._replace(at=at.dialect.time(at.link)))
     del row["id"]
@@ -75,18 +73,14 @@ def note(at: ConnectedTables[Connection], entry: AuditEntry) -> int:
     return int(id_)
 
 
-def note_counts(
-    at: ConnectedTables[Connection], id_: int, changed: int, refused: int | None
-) -> None:
+def note_counts(at: OwnTables, id_: int, changed: int, refused: int | None) -> None:
     """As the Store protocol says, in the transaction that is open."""
     table = at.dialect.tables.audit
     counts = update(table).values(changed=changed, refused=refused)
     at.link.execute(counts.where(table.c.id == id_))
 
 
-def audit(
-    at: ConnectedTables[Connection], limit: int = 100, before: int | None = None
-) -> list[AuditEntry]:
+def audit(at: OwnTables, limit: int = 100, before: int | None = None) -> list[AuditEntry]:
     """As the Store protocol says."""
     table = at.dialect.tables.audit
     chosen = _of(table, AuditEntry).order_by(table.c.id.desc()).limit(limit)
@@ -95,7 +89,7 @@ def audit(
     return _read(at, table, AuditEntry, chosen)
 
 
-def purge(at: ConnectedTables[Connection], older_than_s: float) -> int:
+def purge(at: OwnTables, older_than_s: float) -> int:
     """As `Store.purge_operations` says, in the transaction that is open."""
     tables, until = at.dialect.tables, at.dialect.time(at.link) - older_than_s
     return sum(
@@ -117,9 +111,7 @@ def _of(table: Table, kind: type[K]) -> Select[Any]:
     return select(*(table.c[_COLUMNS.get(name, name)] for name in kind._fields))
 
 
-def _read(
-    at: ConnectedTables[Connection], table: Table, kind: type[K], chosen: Select[Any]
-) -> list[K]:
+def _read(at: OwnTables, table: Table, kind: type[K], chosen: Select[Any]) -> list[K]:
     names = [column.name for column in chosen.selected_columns]
     rows = at.dialect.selected(at.link, chosen)
     return [kind(*read(table, names, row).values()) for row in rows]

@@ -14,30 +14,28 @@ from oncely.core.cases import Case, Row
 from oncely.core.errors import KeysLocked
 from oncely.core.record import Key, State
 from oncely.core.waiting import digest
-from oncely.stores.sql.batches import MOST_ROWS
 from oncely.stores.sql.dialect import (
+    HURRIED,
     Dialect,
     Fault,
     Sample,
     SqlConnection,
     granting,
     in_transaction,
-    raw_cursor,
 )
 from oncely.stores.sql.postgresql_listener import PostgresqlListener
 from oncely.stores.sql.record_rows import (
     INSERTED,
+    MOST_ROWS,
     TIMES,
     UPDATED,
     WAITING,
     Columns,
     believed,
-    inserted,
+    columns_of,
     kept,
     sought,
-    updated,
 )
-from oncely.stores.store import Believed
 
 _Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
 """Builds a statement from the columns that differ from row to row, and those that do not."""
@@ -123,32 +121,28 @@ class Postgresql(Dialect):
         wait_ms = _HURRIED_WAIT_MS if is_hurried else _LOCK_WAIT_MS
         return f"SET lock_timeout = {wait_ms}" if link.info[_LIMITED] else None
 
-    @property
-    def begin(self) -> str:
+    def transaction(self, connection: Connection) -> AbstractContextManager[None]:
         # Set for each transaction, whatever the session has: behind a pooler, the session is
         # shared.
-        return f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {self._wait_ms}"
-
-    @property
-    def _wait_ms(self) -> int:
-        return _HURRIED_WAIT_MS if self.is_hurried else _LOCK_WAIT_MS
+        limit = f"SET LOCAL lock_timeout = {_wait_ms(connection)}"
+        return in_transaction(connection, f"BEGIN ISOLATION LEVEL READ COMMITTED; {limit}")
 
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
-        return _written(self._executed(link, self._build_insert, inserted(case)), case.rows)
+        return _written(self._executed(link, self._build_insert, columns_of(case)), case.rows)
 
     def completed(
         self, link: SqlConnection, consumer: str, message_ids: Sequence[str], seen_within_s: float
     ) -> Mapping[str, float]:
         values = {"message_ids": message_ids, "provider": consumer, "within_s": seen_within_s}
         statement = self._text(self._build_completed, (), ())
-        found = self._execute(link, statement, {**values, "now": self.now}, prepare=True)
+        found = self._execute(link, statement, {**values, "now": self.now()}, prepare=True)
         return dict(found.fetchall())
 
     def update(self, link: SqlConnection, case: Case) -> set[Key]:
-        return _written(self._executed(link, self._build_update, updated(case)), case.rows)
+        return _written(self._executed(link, self._build_update, columns_of(case)), case.rows)
 
-    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
-        return _written(self._executed(link, self._build_removal, believed(rows)), rows)
+    def delete(self, link: SqlConnection, case: Case) -> set[Key]:
+        return _written(self._executed(link, self._build_removal, believed(case.rows)), case.rows)
 
     def run(
         self, link: SqlConnection, statement: str, values: Mapping[str, Any] | None = None
@@ -280,7 +274,7 @@ class Postgresql(Dialect):
         [index] = self.table.indexes
         name = connection.dialect.identifier_preparer.format_index(index)
         path = f"{self.name.rpartition('.')[0]}.{name}".removeprefix(".")
-        cursor = raw_cursor(connection)
+        cursor = connection.connection.cursor()
         cursor.execute(f"SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{path}')")
         found = cursor.fetchone()
         if found == (True,):
@@ -386,7 +380,7 @@ class Postgresql(Dialect):
     def put(self, link: SqlConnection, rows: Columns) -> None:
         varying, constant, _ = rows
         statement = self._text(self._build_put, tuple(varying), tuple(constant))
-        values = {**varying, **constant, "now": self.now, "tells": self._is_to_tell()}
+        values = {**varying, **constant, "now": self.now(), "tells": self._is_to_tell()}
         # ON CONFLICT, which would skip existing rows, would cost a third of the time.
         with suppress(psycopg.errors.UniqueViolation):
             self._execute(link, statement, values, prepare=True)
@@ -459,30 +453,18 @@ class Postgresql(Dialect):
         """A cursor that has executed the statement for these rows."""
         varying, constant, _ = rows
         statement = self._text(build, tuple(varying), tuple(constant))
-        values = {**varying, **constant, "now": self.now, **more}
+        values = {**varying, **constant, "now": self.now(), **more}
         return self._execute(link, statement, values, prepare=True)
 
     def _execute(
         self, link: SqlConnection, statement: str, values: Mapping[str, Any], **how: Any
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
-        cursor: psycopg.Cursor[tuple[Any, ...]] = raw_cursor(link)
+        cursor: psycopg.Cursor[tuple[Any, ...]] = link.connection.cursor()
         is_limited = self.is_inside or link.info[_LIMITED]
-        with nullcontext() if is_limited else self._limited(cursor.connection):
+        with nullcontext() if is_limited else _limited(cursor.connection, _wait_ms(link)):
             # As text, a session's `extra_float_digits` may cut times off.
             cursor.execute(statement, values, binary=True, **how)
         return cursor
-
-    @contextmanager
-    def _limited(self, connection: "psycopg.Connection[Any]") -> Iterator[None]:
-        """Let a statement on a pooler's session wait for locks no longer than ours do. The limit is
-        sent before it, in the same message: the lock of a table is waited for before the statement
-        itself begins.
-        """
-        with connection.pipeline():
-            connection.execute(
-                f"SELECT set_config('lock_timeout', '{self._wait_ms}', true)".encode()
-            )
-            yield
 
     def _rows(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         """The table `k` of the batch: a row for each record, with its values and the time."""
@@ -568,6 +550,22 @@ class Postgresql(Dialect):
             f" {self.on_conflict(renews=renews)} RETURNING id)"
             f" SELECT {self._told} FROM kept LIMIT 1"
         )
+
+
+def _wait_ms(link: SqlConnection) -> int:
+    """How long statements on a connection of ours wait for locks."""
+    return _HURRIED_WAIT_MS if link.info.get(HURRIED) else _LOCK_WAIT_MS
+
+
+@contextmanager
+def _limited(connection: "psycopg.Connection[Any]", wait_ms: int) -> Iterator[None]:
+    """Let a statement on a pooler's session wait for locks no longer than ours do. The limit is
+    sent before it, in the same message: the lock of a table is waited for before the statement
+    itself begins.
+    """
+    with connection.pipeline():
+        connection.execute(f"SELECT set_config('lock_timeout', '{wait_ms}', true)".encode())
+        yield
 
 
 def _given(name: str) -> str:

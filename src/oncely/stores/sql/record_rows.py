@@ -1,18 +1,25 @@
 """Converts between records and rows."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
-from operator import index, itemgetter
+from operator import index
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Table
 
-from oncely.core.cases import Case
+from oncely.core.cases import Case, Row
+from oncely.core.change import Change
 from oncely.core.record import Key, Record, State
 from oncely.stores.sql.row_values import read
+from oncely.stores.store import Believed
 
-T = TypeVar("T", bound=tuple[Any, ...])
+T = TypeVar("T")
+
+MOST_ROWS = 5_000
+"""Rows in one statement: enough to make its cost vanish."""
+MOST_BYTES = 4_000_000
+"""Of metadata and results in one statement: servers take 16 MB, and escapes may double them."""
 
 LOADED = (
     "provider",
@@ -65,17 +72,16 @@ class Columns(NamedTuple):
     rows: int
     """How many."""
 
-    def each(self) -> Iterator[dict[str, Any]]:
-        """Each row, by the names of its columns."""
-        for values in zip(*self.varying.values(), strict=True) if self.varying else [()]:
-            yield {**self.constant, **dict(zip(self.varying, values, strict=True))}
 
-
-_JSON = {"metadata", "result"}
-_STATUSES = {state: state.value for state in State}
 _STATES = {state.value: state for state in State}
 """Looked up here: an enum's own lookups would take as long as the rest of a row."""
-_key_of = itemgetter(0)
+_WRITTEN: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "state": ("status", {state: state.value for state in State}.__getitem__),
+    "metadata": ("metadata", json.dumps),
+    "result": ("result", json.dumps),
+}
+"""The fields of a change whose columns have other names or values, with those."""
+_NO_CHANGE = Change(0, {})
 
 
 def record_of(table: Table, row: Sequence[Any]) -> Record:
@@ -123,43 +129,35 @@ def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, fl
     }
 
 
-def inserted(case: Case) -> Columns:
-    """The values that an insert writes; the other columns get their defaults."""
-    columns, constant = _of_case(case)
-    del columns["believed"]
+def columns_of(case: Case) -> Columns:
+    """The values that an insert writes, or an update; and those that the update looks for:
+    `message_id`, `provider`, `believed`.
+    """
+    keys, believed, versions, *values = zip(*case.rows, strict=True)
+    providers, ids = zip(*keys, strict=True)
+    columns: dict[str, Sequence[Any]] = {"message_id": ids, "provider": providers}
+    columns["version"] = versions
+    if believed[0] is not None:
+        columns["believed"] = believed
+    own = dict(zip(case.own, values, strict=True))
+    constant = {}
+    for name, value in case.change.fields.items():
+        column, write = _WRITTEN.get(name, (name, None))
+        if name not in own:
+            constant[column] = value if write is None or value is None else write(value)
+        elif write is None:
+            columns[column] = own[name]
+        else:
+            columns[column] = [None if each is None else write(each) for each in own[name]]
     return split_columns(columns, constant)
 
 
-def updated(case: Case) -> Columns:
-    """The values that an update looks for (`message_id`, `provider`, `believed`) and writes (the
-    others).
-    """
-    return split_columns(*_of_case(case))
+def removed(rows: Sequence[Believed]) -> Case:
+    """The case of a removal."""
+    return Case(_NO_CHANGE, (), rows)
 
 
-def _of_case(case: Case) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
-    """The columns in which the rows of a case may differ, and the values that all of them have."""
-    keys, believed, versions, *values = zip(*case.rows, strict=True)
-    fields: Mapping[str, Any] = case.change.fields
-    constant = {name: value for name, value in fields.items() if name not in case.own}
-    if "state" in constant:
-        constant["status"] = _STATUSES[constant.pop("state")]
-    for name in _JSON & constant.keys():
-        constant[name] = _json(constant[name])
-    columns: dict[str, Sequence[Any]] = {
-        **_of_keys(keys),
-        "believed": believed,
-        "version": versions,
-    }
-    for name, of in zip(case.own, values, strict=True):
-        if name == "state":
-            columns["status"] = [_STATUSES[state] for state in of]
-        else:
-            columns[name] = [*map(_json, of)] if name in _JSON else of
-    return columns, constant
-
-
-def believed(rows: Sequence[tuple[Key, int]]) -> Columns:
+def believed(rows: Sequence[Row]) -> Columns:
     """The values that a removal looks for."""
     keys, versions = zip(*rows, strict=True)
     return split_columns({**_of_keys(keys), "believed": versions})
@@ -196,16 +194,22 @@ def split_columns(
     return Columns(varying, same, count)
 
 
-def in_order(rows: Sequence[T]) -> Sequence[T]:
-    """Rows that begin with their keys, in the same order for all writers, so that none deadlock."""
-    return sorted(rows, key=_key_of) if len(rows) > 1 else rows
+def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:
+    """`items` in parts of at most `MOST_ROWS`, and `MOST_BYTES` by the sizes that `weigh` gives."""
+    if weigh is None:
+        return [items[start : start + MOST_ROWS] for start in range(0, len(items), MOST_ROWS)]
+    found: list[list[T]] = []
+    weight = MOST_BYTES
+    for item in items:
+        weight += weigh(item)
+        if not found or len(found[-1]) == MOST_ROWS or weight > MOST_BYTES:
+            found.append([])
+            weight = weigh(item)
+        found[-1].append(item)
+    return found
 
 
 def _mapping(metadata: Any) -> Mapping[str, Any] | None:
     if isinstance(metadata, dict):
         return metadata
     return {"metadata": metadata} if metadata else None
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value)

@@ -3,13 +3,13 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import copy
-from functools import partial, wraps
+from functools import wraps
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +19,7 @@ from oncely._util import clock
 from oncely._util.forking import afresh_in_children
 from oncely._util.sqlite_files import is_locked
 from oncely._util.tls import advice
-from oncely.core.cases import Case, Row
+from oncely.core.cases import Case
 from oncely.core.errors import (
     ContentionError,
     KeysLocked,
@@ -35,21 +35,17 @@ from oncely.core.waiting import WaitingMessage, names_for, queue_named
 from oncely.stores.names import Program, TableName
 from oncely.stores.notifications import Notifications, signal_in
 from oncely.stores.retrying import TryAgain, patiently
-from oncely.stores.sql import binding_rows as queues
 from oncely.stores.sql import consumer_rows as consumers
-from oncely.stores.sql import estimates, steps, windows
 from oncely.stores.sql import operation_rows as operations
 from oncely.stores.sql import record_queries as reading
+from oncely.stores.sql import steps
 from oncely.stores.sql import waiting_rows as rows
-from oncely.stores.sql.batches import MOST_BYTES, MOST_ROWS
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import Dialect, Fault
+from oncely.stores.sql.dialect import ConnectedTables, Dialect, Fault, OwnTables
 from oncely.stores.sql.drivers import is_driver_error, is_raised_by_driver, of_driver
-from oncely.stores.sql.engines import dialect_of, engine_beside, renew
+from oncely.stores.sql.engines import check_joined_source, dialect_of, engine_beside, renew
 from oncely.stores.sql.privileges import WRITES, needed
-from oncely.stores.sql.record_rows import in_order
+from oncely.stores.sql.record_rows import MOST_BYTES, MOST_ROWS, removed
 from oncely.stores.sql.revision import is_current
-from oncely.stores.sql.sources import check_joined_source
 from oncely.stores.sql.sql_transaction import SqlTransaction
 from oncely.stores.sql.table import tables
 from oncely.stores.store import (
@@ -76,24 +72,24 @@ T = TypeVar("T")
 
 
 def _reading(
-    work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+    work: Callable[Concatenate[OwnTables, P], T],
 ) -> Callable[Concatenate["SqlStore", P], T]:
     """A call of the store: that work, which may be repeated."""
 
     @wraps(work)
     def call(store: "SqlStore", /, *args: P.args, **options: P.kwargs) -> T:
-        return store._read(lambda at: work(at, *args, **options))
+        return store._read(work, *args, **options)
 
     return call
 
 
 def _changing(
-    work: Callable[Concatenate[ConnectedTables[Connection], P], T],
+    work: Callable[Concatenate[OwnTables, P], T],
 ) -> Callable[Concatenate["SqlStore", P], T]:
     """The same in a transaction. Doing it twice does no harm."""
 
     @wraps(work)
-    def change(at: ConnectedTables[Connection], /, *args: P.args, **options: P.kwargs) -> T:
+    def change(at: OwnTables, /, *args: P.args, **options: P.kwargs) -> T:
         with at.dialect.transaction(at.link):
             return work(at, *args, **options)
 
@@ -140,25 +136,26 @@ class SqlStore:
     # ---- Records -------------------------------------------------------------------------------
 
     def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
-        def write(at: ConnectedTables[Connection], rows: Sequence[Row]) -> set[Key]:
-            part = case.part(rows)
-            if believed is None:
-                return at.dialect.insert(at.link, part)
-            with at.dialect.transaction(at.link):
-                inside = ConnectedTables(at.dialect.within_transactions, at.link)
-                return consumers.insert(inside, part, believed)
+        if believed is None:
+            return self._write(self._dialect.insert, case)
+        return self._write(self._insert_believing, case, believed)
 
-        return self._write(case.rows, write)
+    def _insert_believing(
+        self, connection: Connection, case: Case, believed: Mapping[str, float | None]
+    ) -> set[Key]:
+        with self._dialect.transaction(connection):
+            inside = ConnectedTables(self._dialect.within_transactions, connection)
+            return consumers.insert(inside, case, believed)
 
     def update(self, case: Case) -> set[Key]:
-        return self._write(case.rows, lambda at, rows: at.dialect.update(at.link, case.part(rows)))
+        return self._write(self._dialect.update, case)
 
     def delete(self, rows: Sequence[Believed]) -> set[Key]:
-        return self._write(rows, lambda at, rows: at.dialect.delete(at.link, rows))
+        return self._write(self._dialect.delete, removed(rows))
 
     def load(self, keys: Collection[Key]) -> Loaded:
         try:
-            return self._read(lambda at: at.dialect.load(at.link, keys))
+            return patiently(self._once, self._dialect.load, keys, lost=TryAgain)
         except KeysLocked as error:
             # Rows are read whoever holds them: it is the table that is locked.
             raise KeysLocked(str(error), {*keys}) from error
@@ -170,33 +167,33 @@ class SqlStore:
 
     scan = _reading(reading.longest_unseen)
     of_message = _reading(reading.of_message)
-    window = _reading(windows.window)
+    window = _reading(reading.window)
     key_ranges = _reading(reading.key_ranges)
 
     def read(self, keys: KeyRange, wanted: Wanted) -> Iterator[Sequence[Record]]:
         condition = reading.wanted_of(self._dialect, keys, wanted)
         last: Key | None = None
-        while page := self._read(partial(reading.page, condition, last)):
+        while page := self._read(reading.page, condition, last):
             yield page
             last = page[-1].key
 
     def tallies(self, most: int | None = None) -> Mapping[tuple[str, State], Tally]:
         if most is None:
             return self._read(reading.tallies)
-        return self._read(lambda at: estimates.tallies(at, most))
+        return self._read(reading.estimates, most)
 
     def purge(self, query: Query, states: Sequence[State]) -> int:
         # Removing old records again does no harm: after a lost reply, another try is enough.
         what = (query, tuple(states))
         begin = self._purged_to.pop(what, "")
-        purged, end = self._read(partial(reading.purge, query, states, begin))
+        purged, end = self._read(reading.purge, query, states, begin)
         if begin and not purged:
             # Nothing is left after that place.
-            purged, end = self._read(partial(reading.purge, query, states, ""))
+            purged, end = self._read(reading.purge, query, states, "")
         if purged == query.limit:
             self._purged_to[what] = end
         if purged < query.limit:
-            while self._read(partial(steps.purge, query)) == query.limit:
+            while self._read(steps.purge, query) == query.limit:
                 pass
         return purged
 
@@ -212,7 +209,8 @@ class SqlStore:
     # ---- Transactions --------------------------------------------------------------------------
 
     def transaction(self, work: Callable[[Transaction], T]) -> T:
-        return patiently(lambda: self._transact(work))
+        done: T = patiently(self._once, self._transact, work, lost=TryAgain, undone=Exception)
+        return done
 
     def within(self, connection: Any) -> AbstractContextManager[CallersTransaction]:
         if self._file is not None:
@@ -235,26 +233,19 @@ class SqlStore:
         is_fault = self._fault(error) in (Fault.LOST, Fault.READ_ONLY, Fault.UNAVAILABLE)
         return is_fault or isinstance(error, StoreUnavailable)
 
-    def _transact(self, work: Callable[[Transaction], T]) -> T:
-        with self._connected() as connection:
-            translate = partial(self._translated, connection=connection, lost=TryAgain)
-            transaction = SqlTransaction(self._dialect, connection, translate)
-            try:
-                with self._dialect.transaction(connection):
-                    done = work(transaction)
-                    # After an error, PostgreSQL's COMMIT would roll back without raising.
-                    transaction.check()
-                if transaction.has_kept:
-                    self.notifications.tell()
-                return done
-            except Exception as error:
-                # Errors of the driver come here only from the transaction's beginning and end.
-                if self._fault(error) is None:
-                    raise
-                raise translate(error) from error
-            except BaseException:
-                connection.invalidate()
-                raise
+    def _transact(self, connection: Connection, work: Callable[[Transaction], T]) -> T:
+        def translate(error: Exception) -> Exception:
+            fault = self._fault(error)
+            return error if fault is None else self._translated(error, fault, connection, TryAgain)
+
+        transaction = SqlTransaction(self._dialect, connection, translate)
+        with self._dialect.transaction(connection):
+            done = work(transaction)
+            # After an error, PostgreSQL's COMMIT would roll back without raising.
+            transaction.check()
+        if transaction.has_kept:
+            self.notifications.tell()
+        return done
 
     # ---- Messages that wait --------------------------------------------------------------------
 
@@ -301,8 +292,8 @@ class SqlStore:
         waiting = WaitingMessage.queued(queue, messages, names)
         self.transaction(lambda transaction: transaction.keep(waiting))
 
-    bind = _changing(queues.bind)
-    bindings = _reading(queues.bindings)
+    bind = _changing(consumers.bind)
+    bindings = _reading(consumers.bindings)
 
     # ---- For operators -------------------------------------------------------------------------
 
@@ -352,7 +343,7 @@ class SqlStore:
             lacks = f"The role of this ledger lacks what a {program} needs; type:"
             return [f"{lacks} {grant}" for grant in grants]
 
-        def found(at: ConnectedTables[Connection]) -> Sequence[str]:
+        def found(at: OwnTables) -> Sequence[str]:
             drift = migrating.drift(at.link, self._name, self._tables)
             return [*drift, *at.dialect.unsafe_settings(at.link)]
 
@@ -378,90 +369,113 @@ class SqlStore:
 
     # ---- Connections and errors ----------------------------------------------------------------
 
-    def _read(self, work: Callable[[ConnectedTables[Connection]], T]) -> T:
+    def _read(
+        self,
+        work: Callable[Concatenate[OwnTables, P], T],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
         """Work that may be repeated when nobody knows whether it was done."""
-        return patiently(lambda: self._once(work, self._dialect, lost=TryAgain))
 
-    def _write(self, rows: Sequence[Row], write: "_Write") -> set[Key]:
+        def read(connection: Connection) -> T:
+            return work(ConnectedTables(self._dialect, connection), *args, **options)
+
+        return patiently(self._once, read, lost=TryAgain)
+
+    def _write(self, write: Callable[..., set[Key]], case: Case, *more: Any) -> set[Key]:
         """The keys that are written by work that must not be repeated: raises ReplyLost where it
         may have been done, or not, and KeysLocked where some keys are locked.
         """
-        done = _Written(set(), set())
-        # One batch after another: if an earlier batch was repeated because of a later one, its own
+        written: set[Key] = set()
+        locked: set[Key] = set()
+        # One part after another: if an earlier part was repeated because of a later one, its own
         # rows would look as if another worker had written them.
-        for batch in self._dialect.batches(in_order(rows)):
-            self._write_batch(self._dialect, batch, write, done)
-        if done.locked:
-            some = ", ".join(repr(key.message_id) for key in sorted(done.locked)[:3])
+        for part in self._dialect.parts(case):
+            try:
+                written |= patiently(self._once, write, part, *more, lost=ReplyLost)
+            except KeysLocked:
+                if len(part.rows) > 1 and self._is_table_locked():
+                    locked.update(row[0] for row in part.rows)
+                else:
+                    self._write_halves(write, part, more, written, locked)
+        if locked:
+            some = ", ".join(repr(key.message_id) for key in sorted(locked)[:3])
             raise KeysLocked(
-                f"{some}: records locked by another transaction: {len(done.locked)}; ask again "
-                "later",
-                done.locked,
-                done.keys,
+                f"{some}: records locked by another transaction: {len(locked)}; ask again later",
+                locked,
+                written,
             )
-        return done.keys
+        return written
 
-    def _write_batch(
-        self, on: Dialect, batch: Sequence[Row], write: "_Write", done: "_Written"
+    def _write_halves(
+        self,
+        write: Callable[..., set[Key]],
+        part: Case,
+        more: Sequence[Any],
+        written: set[Key],
+        locked: set[Key],
     ) -> None:
-        """Add to `done` what became of a batch. Where another transaction has locked some of its
-        keys, it is written in halves, so that all other keys are written.
+        """Write a part of which another transaction has locked some keys: in halves, so that all
+        other keys are written.
         """
-        try:
-            done.keys.update(
-                patiently(lambda: self._once(lambda at: write(at, batch), on, lost=ReplyLost))
-            )
-        except KeysLocked:
-            if len(batch) == 1 or (not on.is_hurried and self._is_table_locked()):
-                done.locked.update(row[0] for row in batch)
-                return
-            # The whole batch has waited for the locks: the halves hardly wait.
-            middle = len(batch) // 2
-            for half in (batch[:middle], batch[middle:]):
-                self._write_batch(self._dialect.hurried, half, write, done)
+        middle = len(part.rows) // 2
+        if not middle:
+            locked.add(part.rows[0][0])
+            return
+        for which in (slice(middle), slice(middle, None)):
+            half = part._replace(rows=part.rows[which])
+            try:
+                # The whole part has waited for the locks: the halves hardly wait.
+                written |= patiently(
+                    self._once, write, half, *more, lost=ReplyLost, is_hurried=True
+                )
+            except KeysLocked:
+                self._write_halves(write, half, more, written, locked)
 
     def _is_table_locked(self) -> bool:
         """Whether nothing can be written to the table now, whatever its key."""
         nothing = f"UPDATE {self._dialect.name} SET version = version WHERE false"
         try:
-            patiently(
-                lambda: self._once(lambda at: at.run(nothing), self._dialect.hurried, lost=TryAgain)
-            )
+            patiently(self._once, self._dialect.run, nothing, lost=TryAgain, is_hurried=True)
         except KeysLocked:
             return True
         return False
 
     def _once(
         self,
-        work: Callable[[ConnectedTables[Connection]], T],
-        on: Dialect,
-        *,
+        work: Callable[..., T],
+        *args: Any,
         lost: type[Exception],
+        is_hurried: bool = False,
+        undone: type[Exception] | tuple[()] = (),
     ) -> T:
-        with self._connected() as connection:
-            try:
-                with on.hurry(connection):
-                    return work(ConnectedTables(on, connection))
-            except BaseException as error:
-                if not isinstance(error, Exception) or self._fault(error) is None:
-                    # Broken off anywhere: a transaction may be open, which must not reach the next
-                    # user of the connection.
-                    connection.invalidate()
-                    raise
-                raise self._translated(error, connection, lost) from error
-
-    @contextmanager
-    def _connected(self) -> Iterator[Connection]:
+        """What `work` returns, on a connection of the pool. `lost` is raised where that is lost.
+        After an error that is `undone`, no transaction is open.
+        """
         pool = self._engine.pool
-        connection = self._connect()
+        try:
+            connection = self._engine.connect()
+        except Exception as error:
+            raise self._unconnected(error) from error
         try:
             if self._file is not None:
                 self._check_file(self._file)
-            yield connection
+            with self._dialect.hurried(connection) if is_hurried else nullcontext():
+                return work(connection, *args)
+        except BaseException as error:
+            if isinstance(error, Exception) and (fault := self._fault(error)) is not None:
+                raise self._translated(error, fault, connection, lost) from error
+            if not isinstance(error, undone):
+                # Broken off anywhere: a transaction may be open, which must not reach the next user
+                # of the connection.
+                connection.invalidate()
+            raise
         finally:
             # The work on it is done, or has failed: if it is lost now, that changes nothing.
-            with suppress(SQLAlchemyError):
+            try:  # noqa: SIM105 - cheaper than `suppress`.
                 connection.close()
+            except SQLAlchemyError:
+                pass
             if self._engine.pool is not pool:
                 # Disposed of meanwhile, by a thread that lost its connection or closed the ledger:
                 # nobody else would close what is given back to it.
@@ -471,8 +485,11 @@ class SqlStore:
         """Raise StoreError where it is not the file that was used first: what is written to one
         that is removed, nobody else sees.
         """
-        at = os.stat(file) if os.path.exists(file) else None  # noqa: PTH110, PTH116 - often.
-        found = at and (at.st_dev, at.st_ino)
+        try:
+            at = os.stat(file)  # noqa: PTH116 - often.
+            found = at.st_dev, at.st_ino
+        except OSError:
+            found = None
         self._first_file = self._first_file or found
         if found != self._first_file:
             raise StoreError(
@@ -480,33 +497,27 @@ class SqlStore:
                 "open; restart the process, and copy a ledger by VACUUM INTO"
             )
 
-    def _connect(self) -> Connection:
-        try:
-            return self._engine.connect()
-        except PoolTimeout as error:
-            raise StoreUnavailable(self._text(error)) from error
-        except Exception as error:
-            fault = self._fault(error)
-            if fault is None and not is_raised_by_driver(error):
-                # A signal handler has raised it.
-                raise
-            told = advice(error, self._engine.dialect.name)
-            text = f"{self._text(error)}{told}"
-            if fault is Fault.DENIED:
-                raise StoreDenied(f"{text}; {self._dialect.denied}") from error
-            if fault not in (Fault.LOST, Fault.UNAVAILABLE):
-                raise StoreError(text) from error
-            # What TLS has refused, it would refuse again.
-            raise (StoreUnavailable if told and "EOF" not in told else TryAgain)(text) from error
+    def _unconnected(self, error: Exception) -> Exception:
+        """The error for this one of connecting; what a signal handler has raised is raised."""
+        if isinstance(error, PoolTimeout):
+            return StoreUnavailable(self._text(error))
+        fault = self._fault(error)
+        if fault is None and not is_raised_by_driver(error):
+            raise error
+        told = advice(error, self._engine.dialect.name)
+        text = f"{self._text(error)}{told}"
+        if fault is Fault.DENIED:
+            return StoreDenied(f"{text}; {self._dialect.denied}")
+        if fault not in (Fault.LOST, Fault.UNAVAILABLE):
+            return StoreError(text)
+        # What TLS has refused, it would refuse again.
+        return (StoreUnavailable if told and "EOF" not in told else TryAgain)(text)
 
     def _translated(
-        self, error: Exception, connection: Connection, lost: type[Exception]
+        self, error: Exception, fault: Fault, connection: Connection, lost: type[Exception]
     ) -> Exception:
         """The Store protocol's error for this one of the driver."""
-        fault = self._fault(error)
         match fault:
-            case None:
-                return error
             case Fault.ROLLED_BACK:
                 return TryAgain(self._text(error))
             case Fault.LOST | Fault.READ_ONLY:
@@ -577,15 +588,3 @@ class SqlStore:
         first_line = str(of_driver(error)).partition("\n")[0]
         # The URL's options may hold a password as well.
         return mask_passwords(f"{self._engine.url!r}: {first_line}")
-
-
-class _Written(NamedTuple):
-    """What became of a write."""
-
-    keys: set[Key]
-    """The keys that were written."""
-    locked: set[Key]
-    """The keys that another transaction has locked."""
-
-
-_Write = Callable[[ConnectedTables[Connection], Sequence[Row]], set[Key]]

@@ -10,10 +10,8 @@ from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import consumer_rows as consumers
 from oncely.stores.sql import steps as finished
 from oncely.stores.sql import waiting_rows as rows
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import Dialect, SqlConnection
-from oncely.stores.sql.record_rows import in_order
+from oncely.stores.sql.dialect import AnyTables, Dialect, SqlConnection
+from oncely.stores.sql.record_rows import batches, removed
 from oncely.stores.store import Believed, Loaded, PutBack
 
 P = ParamSpec("P")
@@ -39,7 +37,7 @@ def guarded(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
     return checked
 
 
-class SqlTransaction(ConnectedTables[SqlConnection]):
+class SqlTransaction(AnyTables):
     """The tables of `dialect`, through a connection with an open transaction.
 
     `translate` turns an error of the driver into one of the Store protocol; any other error it
@@ -73,14 +71,13 @@ class SqlTransaction(ConnectedTables[SqlConnection]):
 
     @guarded
     def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
-        written: set[Key] = set()
-        for batch in self.dialect.batches(in_order(case.rows)):
-            part = case.part(batch)
-            if believed is None:
-                written |= self.dialect.insert(self.link, part)
-            else:
-                written |= consumers.insert(self, part, believed, reads_anew=self.reads_anew)
-        return written
+        if believed is None:
+            return self._written(self.dialect.insert, case)
+
+        def insert(_: SqlConnection, part: Case) -> set[Key]:
+            return consumers.insert(self, part, believed, reads_anew=self.reads_anew)
+
+        return self._written(insert, case)
 
     @guarded
     def completed(
@@ -101,17 +98,17 @@ class SqlTransaction(ConnectedTables[SqlConnection]):
 
     @guarded
     def update(self, case: Case) -> set[Key]:
-        written: set[Key] = set()
-        for batch in self.dialect.batches(in_order(case.rows)):
-            written |= self.dialect.update(self.link, case.part(batch))
-        return written
+        return self._written(self.dialect.update, case)
 
     @guarded
     def delete(self, rows: Sequence[Believed]) -> set[Key]:
-        removed: set[Key] = set()
-        for batch in self.dialect.batches(in_order(rows)):
-            removed |= self.dialect.delete(self.link, batch)
-        return removed
+        return self._written(self.dialect.delete, removed(rows))
+
+    def _written(self, write: Callable[[SqlConnection, Case], set[Key]], case: Case) -> set[Key]:
+        written: set[Key] = set()
+        for part in self.dialect.parts(case):
+            written |= write(self.link, part)
+        return written
 
     horizons = guarded(consumers.horizons)
     forget_until = guarded(consumers.forget_until)

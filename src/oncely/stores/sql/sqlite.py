@@ -6,7 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from sqlalchemy import Connection, Engine, Table
@@ -15,7 +15,7 @@ from oncely._util import sqlite_files
 from oncely._util.forking import pause_at_forks
 from oncely.core.cases import Case, Row
 from oncely.core.record import Key
-from oncely.stores.sql.dialect import Dialect, Fault, SqlConnection, raw_cursor, roll_back
+from oncely.stores.sql.dialect import Dialect, Fault, SqlConnection, key_of, roll_back
 from oncely.stores.sql.record_rows import (
     INSERTED,
     LOADED,
@@ -23,9 +23,7 @@ from oncely.stores.sql.record_rows import (
     WAITING,
     Columns,
     believed,
-    inserted,
-    sought,
-    updated,
+    columns_of,
 )
 from oncely.stores.sql.table import SqlTables
 from oncely.stores.store import Believed, Clock
@@ -82,19 +80,17 @@ class Sqlite(Dialect):
         )
 
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
-        rows = inserted(case)
-        with self._writing(link):
-            if self._execute(link, self._build_insert, rows).rowcount == rows.rows:
-                return {row[0] for row in case.rows}
-            # No two inserts under one key have the same version: these are ours.
-            return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
+        if self._write(link, self._build_insert, columns_of(case)) == len(case.rows):
+            return {*map(key_of, case.rows)}
+        # No two inserts under one key have the same version: these are ours.
+        return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
 
     def update(self, link: SqlConnection, case: Case) -> set[Key]:
-        columns, rows = updated(case), case.rows
+        columns, rows = columns_of(case), case.rows
+        if len(rows) == 1:
+            is_written = self._write(link, self._build_update, columns)
+            return {rows[0][0]} if is_written else set()
         with self._writing(link):
-            if len(rows) == 1:
-                is_written = self._execute(link, self._build_update, columns).rowcount
-                return {rows[0][0]} if is_written else set()
             self.run(link, "SAVEPOINT batch")
             if self._execute(link, self._build_update, columns).rowcount < len(rows):
                 # An update does not tell which rows it has written: it is done again for these.
@@ -102,14 +98,14 @@ class Sqlite(Dialect):
                 unchanged = self._unchanged(link, [row[:2] for row in rows])
                 rows = [row for row in rows if row[0] in unchanged]
                 if rows:
-                    self._execute(link, self._build_update, updated(case._replace(rows=rows)))
+                    self._execute(link, self._build_update, columns_of(case._replace(rows=rows)))
             self.run(link, "RELEASE batch")
             return {row[0] for row in rows}
 
-    def delete(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
+    def delete(self, link: SqlConnection, case: Case) -> set[Key]:
         with self._writing(link):
-            found = self._unchanged(link, rows)
-            self._execute(link, self._build_removal, believed(rows))
+            found = self._unchanged(link, case.rows)
+            self._execute(link, self._build_removal, believed(case.rows))
         return found
 
     def batches(self, rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
@@ -123,9 +119,10 @@ class Sqlite(Dialect):
         *,
         locks: bool,  # noqa: ARG002 - a writer has the file's one lock.
     ) -> Iterable[Sequence[Any]]:
-        cursor = raw_cursor(link)
-        for this in sought(keys).each():
-            yield from cursor.execute(self._load, {**this, "now": self.now})
+        cursor = link.connection.cursor()
+        for consumer, message_id in keys:
+            this = {"message_id": message_id, "provider": consumer, "now": self.now()}
+            yield from cursor.execute(self._load, this)
 
     def size(self, connection: Connection) -> int | None:
         pages = "pragma_page_count(), pragma_page_size()"
@@ -160,7 +157,7 @@ class Sqlite(Dialect):
     def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
         at = self.time(link)
         statement = f"{self._keep} {self.on_conflict(renews=renews)}"
-        raw_cursor(link).executemany(statement, [{**row, "now": at} for row in rows])
+        link.connection.cursor().executemany(statement, [{**row, "now": at} for row in rows])
 
     def later(self, seconds: str) -> str:
         return f"{self.moment} + {seconds}"
@@ -206,8 +203,8 @@ class Sqlite(Dialect):
     def transaction(self, connection: Connection) -> Iterator[None]:
         # The file's one write lock is taken at once, so work that needs no lock is done before.
         with self._lock:
-            cursor = raw_cursor(connection)
-            sqlite_files.begin(cursor)
+            cursor = connection.connection.cursor()
+            sqlite_files.when_free(cursor, partial(cursor.execute, "BEGIN IMMEDIATE"))
             try:
                 yield
             except BaseException as error:
@@ -218,18 +215,28 @@ class Sqlite(Dialect):
     def _writing(self, link: SqlConnection) -> AbstractContextManager[None]:
         return nullcontext() if self.is_inside else self.transaction(cast(Connection, link))
 
+    def _write(self, link: SqlConnection, build: _Build, rows: Columns) -> int:
+        """How many rows one statement has written, which outside a transaction commits by itself:
+        then the time is asked for again each time that it finds the file locked.
+        """
+        if self.is_inside:
+            return self._execute(link, build, rows).rowcount
+        with self._lock:
+            write = partial(self._execute, link, build, rows)
+            return sqlite_files.when_free(link.connection.cursor(), write).rowcount
+
     def _unchanged(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:
         """The keys of records that the table has in the same version."""
         return {Key(*row) for row in self._execute(link, self._build_find, believed(rows))}
 
     def _execute(self, link: SqlConnection, build: _Build, rows: Columns) -> sqlite3.Cursor:
         varying, constant, _ = rows
-        values = {**constant, "now": self.now}
+        values: dict[str, Any] = {**constant, "now": self.now()}
         columns = [*varying.values()]
         if columns:
             given = columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
             values["rows"] = json.dumps(given, ensure_ascii=False)
-        cursor: sqlite3.Cursor = raw_cursor(link)
+        cursor: sqlite3.Cursor = link.connection.cursor()
         return cursor.execute(self._text(build, tuple(varying), tuple(constant)), values)
 
     # ---- Statements ----------------------------------------------------------------------------

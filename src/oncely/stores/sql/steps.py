@@ -4,21 +4,16 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection
-
 from oncely.core.record import Key
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
+from oncely.stores.sql.dialect import AnyTables, OwnTables
+from oncely.stores.sql.record_rows import batches
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Query
 
 _LOADED = ("provider", "message_id", "name", "result")
 
 
-def steps_of(
-    at: ConnectedTables[SqlConnection], keys: Collection[Key]
-) -> Mapping[Key, Mapping[str, Any]]:
+def steps_of(at: AnyTables, keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
     """As Inside says."""
     columns = ", ".join(f"d.{name}" for name in _LOADED)
     statement = f"SELECT {columns} {at.dialect.of_keys(at.dialect.steps_name)}"
@@ -30,7 +25,7 @@ def steps_of(
     return found
 
 
-def keep_step(at: ConnectedTables[SqlConnection], key: Key, name: str, result: Any) -> None:
+def keep_step(at: AnyTables, key: Key, name: str, result: Any) -> None:
     """As Inside says."""
     statement = at.dialect.insert_absent.format(
         f"{at.dialect.steps_name} (message_id, provider, name, created_at, result)"
@@ -43,19 +38,19 @@ def keep_step(at: ConnectedTables[SqlConnection], key: Key, name: str, result: A
             "provider": key.consumer,
             "name": name,
             "result": json.dumps(result),
-            "now": at.dialect.now,
+            "now": at.dialect.now(),
         },
     )
 
 
-def forget_steps(at: ConnectedTables[SqlConnection], key: Key) -> None:
+def forget_steps(at: AnyTables, key: Key) -> None:
     """As Inside says."""
     this = "message_id = %(message_id)s AND provider = %(provider)s"
     values = {"message_id": key.message_id, "provider": key.consumer}
     at.run(f"DELETE FROM {at.dialect.steps_name} WHERE {this}", values)
 
 
-def purge(query: Query, at: ConnectedTables[Connection]) -> int:
+def purge(at: OwnTables, query: Query) -> int:
     """Remove the steps of at most `query.limit` messages that have no record: they were released,
     and never redelivered. The query says of which consumer, and how old. Return of how many
     messages.

@@ -13,10 +13,8 @@ from oncely.core.errors import UnreadableRow
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, lane_in
-from oncely.stores.sql.batches import batches
-from oncely.stores.sql.connected_tables import ConnectedTables
-from oncely.stores.sql.dialect import SqlConnection
-from oncely.stores.sql.record_rows import split_columns
+from oncely.stores.sql.dialect import AnyTables
+from oncely.stores.sql.record_rows import batches, split_columns
 from oncely.stores.sql.row_values import read
 from oncely.stores.store import Backlog, Listing, PutBack
 
@@ -58,21 +56,14 @@ _MOST_IN_UNION = 400
 _PAGE = 100
 
 
-def keep(
-    at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage], *, renews: bool = False
-) -> None:
+def keep(at: AnyTables, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
     """As Inside says."""
     ordered = sorted(messages, key=lambda message: message.position)
     for batch in batches([_row(message) for message in ordered], lambda row: len(row["body"])):
         at.dialect.keep(at.link, batch, renews=renews)
 
 
-def put(
-    at: ConnectedTables[SqlConnection],
-    queue: str,
-    messages: Sequence[Message],
-    names: Sequence[str],
-) -> None:
+def put(at: AnyTables, queue: str, messages: Sequence[Message], names: Sequence[str]) -> None:
     """Put messages into a queue under these names, which must be unique, by one statement. The same
     as `keep` of the result of `WaitingMessage.queued`, but faster.
     """
@@ -102,7 +93,7 @@ def _headers(message: Message) -> str:
     return json.dumps(dict(message.headers)) if message.headers else "{}"
 
 
-def waiting(at: ConnectedTables[SqlConnection], keys: Collection[Key]) -> list[WaitingMessage]:
+def waiting(at: AnyTables, keys: Collection[Key]) -> list[WaitingMessage]:
     """As Inside says."""
     statement = f"SELECT {_columns(at)} {at.dialect.of_keys(at.dialect.waiting_name)}"
     found = [
@@ -117,7 +108,7 @@ def waiting(at: ConnectedTables[SqlConnection], keys: Collection[Key]) -> list[W
 
 
 def take(
-    at: ConnectedTables[SqlConnection],
+    at: AnyTables,
     queue: str,
     limit: int,
     hold_s: float,
@@ -150,7 +141,7 @@ def take(
         f"UPDATE {at.dialect.waiting_name} SET held_until = {at.dialect.later('%(hold_s)s')},"
         f" attempts = attempts + {counts:d} WHERE id IN ({_numbers(taken)})"
     )
-    at.run(hold, {"hold_s": float(hold_s), "now": at.dialect.now})
+    at.run(hold, {"hold_s": float(hold_s), "now": at.dialect.now()})
     return [replace(each, attempts=each.attempts + 1) for each in taken] if counts else taken
 
 
@@ -159,13 +150,13 @@ def is_alone(message: WaitingMessage) -> bool:
     return message.lane == message.name
 
 
-def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
+def _let_go(at: AnyTables, queue: str, most: int) -> bool:
     """Mark messages whose hold or delay is over as free, so that they are found in their order; at
     most so many, since hundreds of thousands may be due at the same moment. Whether it was as many.
     """
     name, dialect = at.dialect.waiting_name, at.dialect
     is_due = f"d.set_aside = false AND d.held_until > {dialect.always} AND d.held_until <="
-    values = {"queue": queue, "now": dialect.now}
+    values = {"queue": queue, "now": dialect.now()}
     beyond, due = "", []
     while True:
         # Without locks: MariaDB would lock all that are held as well, and whoever acknowledges them
@@ -195,7 +186,7 @@ def _let_go(at: ConnectedTables[SqlConnection], queue: str, most: int) -> bool:
 
 
 def _choose(
-    at: ConnectedTables[SqlConnection],
+    at: AnyTables,
     queue: str,
     limit: int,
     among: Sequence[int] | None,
@@ -218,7 +209,7 @@ def _choose(
     return sorted(found, key=_number)
 
 
-def _heads(at: ConnectedTables[SqlConnection], queue: str, limit: int) -> Iterator[set[int]]:
+def _heads(at: AnyTables, queue: str, limit: int) -> Iterator[set[int]]:
     """The numbers of the first messages of all lanes, about `limit` at a time. They begin with any
     lane, so that none is always the last.
     """
@@ -238,7 +229,7 @@ def _heads(at: ConnectedTables[SqlConnection], queue: str, limit: int) -> Iterat
 
 
 def _locked(
-    at: ConnectedTables[SqlConnection],
+    at: AnyTables,
     queue: str,
     limit: int,
     first: str,
@@ -275,9 +266,7 @@ def _locked(
     return found
 
 
-def _first_left(
-    at: ConnectedTables[SqlConnection], queue: str, chosen: Sequence[WaitingMessage]
-) -> dict[str, int]:
+def _first_left(at: AnyTables, queue: str, chosen: Sequence[WaitingMessage]) -> dict[str, int]:
     """For each lane of these, the number of the first message that is not chosen, where there is
     one: it is held, has to wait, or is locked by another worker.
     """
@@ -295,14 +284,14 @@ def _first_left(
 # ---- What becomes of those that were taken -----------------------------------------------------
 
 
-def remove(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> None:
+def remove(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
     """As Inside says."""
     for batch in batches(messages):
         numbers = _numbers(batch)
         at.run(f"DELETE FROM {at.dialect.waiting_name} WHERE id IN ({numbers})")
 
 
-def held(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> set[int]:
+def held(at: AnyTables, messages: Sequence[WaitingMessage]) -> set[int]:
     """As Inside says."""
     found: dict[int, tuple[str, int]] = {}
     for batch in batches(messages):
@@ -317,7 +306,7 @@ def held(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage])
     return {number for number, taken in as_taken if found.get(number) == taken}
 
 
-def remove_held(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> set[int]:
+def remove_held(at: AnyTables, messages: Sequence[WaitingMessage]) -> set[int]:
     """As Inside says."""
     numbers = held(at, messages)
     remove(at, [each for each in messages if _number(each) in numbers])
@@ -326,7 +315,7 @@ def remove_held(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMe
     return numbers
 
 
-def put_back(at: ConnectedTables[SqlConnection], changes: Sequence[PutBack]) -> None:
+def put_back(at: AnyTables, changes: Sequence[PutBack]) -> None:
     """As Inside says."""
     later = at.dialect.later("%(retry_s)s")
     free_from = f"CASE WHEN %(retry_s)s > 0 THEN {later} ELSE {at.dialect.always} END"
@@ -342,7 +331,7 @@ def put_back(at: ConnectedTables[SqlConnection], changes: Sequence[PutBack]) -> 
     again = f"{written}, due_at = {later}, held_until = {free_from} WHERE id = %(id)s"
     for message, error, retry_s, is_try in sorted(changes, key=lambda each: _number(each.message)):
         values: dict[str, Any] = {"id": message.number, "error": error, "tried": int(is_try)}
-        values["now"] = at.dialect.now
+        values["now"] = at.dialect.now()
         if retry_s is None:
             at.run(aside, values)
         else:
@@ -351,7 +340,7 @@ def put_back(at: ConnectedTables[SqlConnection], changes: Sequence[PutBack]) -> 
         at.dialect.tell(at.link)
 
 
-def free(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage]) -> None:
+def free(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
     """As Inside says."""
     content = ", ".join(f"{name} = %({name})s" for name in _FREED)
     moment = at.dialect.moment
@@ -363,14 +352,14 @@ def free(at: ConnectedTables[SqlConnection], messages: Sequence[WaitingMessage])
     for message in sorted(messages, key=_number):
         row = _row(message)
         given = {name: row[name] for name in _FREED}
-        at.run(statement, {**given, "id": message.number, "now": at.dialect.now})
+        at.run(statement, {**given, "id": message.number, "now": at.dialect.now()})
     at.dialect.tell(at.link)
 
 
 # ---- What waits --------------------------------------------------------------------------------
 
 
-def lanes(at: ConnectedTables[SqlConnection], queue: str, lanes: Collection[str]) -> set[str]:
+def lanes(at: AnyTables, queue: str, lanes: Collection[str]) -> set[str]:
     """As Inside says."""
     found: set[str] = set()
     ordered = sorted(lanes)
@@ -385,12 +374,12 @@ def lanes(at: ConnectedTables[SqlConnection], queue: str, lanes: Collection[str]
     return found
 
 
-def numbered(at: ConnectedTables[SqlConnection], numbers: Collection[int]) -> list[WaitingMessage]:
+def numbered(at: AnyTables, numbers: Collection[int]) -> list[WaitingMessage]:
     """As Inside says."""
     return _found(at, numbers, "")
 
 
-def idle(at: ConnectedTables[SqlConnection], numbers: Collection[int]) -> list[WaitingMessage]:
+def idle(at: AnyTables, numbers: Collection[int]) -> list[WaitingMessage]:
     """As Inside says."""
     # A delay ends when the message is due, a hold later.
     by_nobody = (
@@ -401,7 +390,7 @@ def idle(at: ConnectedTables[SqlConnection], numbers: Collection[int]) -> list[W
 
 
 def _found(
-    at: ConnectedTables[SqlConnection], numbers: Collection[int], condition: str, lock: str = ""
+    at: AnyTables, numbers: Collection[int], condition: str, lock: str = ""
 ) -> list[WaitingMessage]:
     found: list[WaitingMessage] = []
     for batch in batches(sorted(numbers)):
@@ -409,7 +398,7 @@ def _found(
             f"SELECT {_columns(at)} FROM {at.dialect.waiting_name} AS d"
             f" WHERE d.id IN ({_listed(batch)}){condition} ORDER BY d.id {lock}"
         )
-        rows = at.run(statement, {"now": at.dialect.now}).fetchall()
+        rows = at.run(statement, {"now": at.dialect.now()}).fetchall()
         found += [_message(at, row) for row in rows]
     return found
 
@@ -423,7 +412,7 @@ class Listed(NamedTuple):
     message: WaitingMessage
 
 
-def queues(at: ConnectedTables[SqlConnection], asked: str) -> list[str]:
+def queues(at: AnyTables, asked: str) -> list[str]:
     """The queues in which anything waits that have this name, or where it ends with `*`, whose
     names begin with it.
     """
@@ -443,9 +432,7 @@ def queues(at: ConnectedTables[SqlConnection], asked: str) -> list[str]:
     return found
 
 
-def page(
-    at: ConnectedTables[SqlConnection], queue: str, listing: Listing, after: Listed | None
-) -> list[Listed]:
+def page(at: AnyTables, queue: str, listing: Listing, after: Listed | None) -> list[Listed]:
     """The next messages of a queue that are listed, in the order of an index: at most a page."""
     loaded = _LOADED if listing.with_bodies else _BODILESS
     most = min(listing.limit, _PAGE if listing.with_bodies else 10 * _PAGE)
@@ -464,7 +451,7 @@ def page(
     return [Listed(row[-1], row[0], _message(at, row[:-1], loaded)) for row in rows]
 
 
-def backlogs(at: ConnectedTables[SqlConnection]) -> Mapping[str, Backlog]:
+def backlogs(at: AnyTables) -> Mapping[str, Backlog]:
     """As Store says."""
     now, oldest_at = at.dialect.time(at.link), at.dialect.epoch_text("MIN(due_at)")
     found = at.run(
@@ -483,7 +470,7 @@ def backlogs(at: ConnectedTables[SqlConnection]) -> Mapping[str, Backlog]:
     return backlogs
 
 
-def free_in_s(at: ConnectedTables[SqlConnection], queue: str) -> float | None:
+def free_in_s(at: AnyTables, queue: str) -> float | None:
     """As Store says."""
     first = at.dialect.epoch_text("MIN(held_until)")
     statement = (
@@ -497,7 +484,7 @@ def free_in_s(at: ConnectedTables[SqlConnection], queue: str) -> float | None:
     return max(0.0, float(found["held_until"]) - at.dialect.time(at.link))
 
 
-def newest(at: ConnectedTables[SqlConnection]) -> int:
+def newest(at: AnyTables) -> int:
     """The highest number of any message; 0 where there are none."""
     statement = f"SELECT COALESCE(MAX(id), 0) FROM {at.dialect.waiting_name}"
     return int(at.run(statement).fetchone()[0])
@@ -532,15 +519,13 @@ def _row(waiting: WaitingMessage) -> dict[str, Any]:
     }
 
 
-def _columns(at: ConnectedTables[SqlConnection], loaded: Sequence[str] = _LOADED) -> str:
+def _columns(at: AnyTables, loaded: Sequence[str] = _LOADED) -> str:
     """The columns of the table `d` that `_message` reads."""
     times = (at.dialect.epoch_text(f"d.{name}") for name in _TIMES)
     return ", ".join((*(f"d.{name}" for name in loaded), *times))
 
 
-def _message(
-    at: ConnectedTables[SqlConnection], row: Sequence[Any], loaded: Sequence[str] = _LOADED
-) -> WaitingMessage:
+def _message(at: AnyTables, row: Sequence[Any], loaded: Sequence[str] = _LOADED) -> WaitingMessage:
     """The message in a row of `_columns`. Raises UnreadableRow."""
     of = read(at.dialect.waiting_table, (*loaded, *_TIMES), row)
     message = Message(
