@@ -2,6 +2,7 @@
 # Installs the missing servers that tests start, and the tools that check the model, if it may.
 # A server that a variable ONCELY_TEST_..._URL names is not needed here.
 set -eu
+cd "$(dirname "$0")/.."
 
 say() { printf '%s\n' "servers: $*" >&2; }
 
@@ -20,12 +21,18 @@ has_c_headers() {
     [ -e /usr/include/stdio.h ]
 }
 
+has_kafka() {
+    [ -n "${ONCELY_TEST_KAFKA_URL:-}" ] || [ -e .tools/kafka/.ready ]
+}
+
 find_missing() {
     [ -n "${ONCELY_TEST_POSTGRESQL_URL:-}" ] || has initdb postgres || echo postgresql
     has pgbouncer || echo pgbouncer
     [ -n "${ONCELY_TEST_MYSQL_URL:-}" ] || has mariadb-install-db mariadbd || echo mariadb-server
     [ -n "${ONCELY_TEST_REDIS_URL:-}" ] || has redis-server || echo redis-server
     [ -n "${ONCELY_TEST_RABBITMQ_URL:-}" ] || has rabbitmq-server erl_call || echo rabbitmq-server
+    has_kafka || has mvn || echo maven
+    has_kafka || has java || echo default-jre-headless
     has chromium chromedriver || echo chromium chromium-driver
     has_faketime || echo libfaketime
     has spin || echo spin
@@ -49,6 +56,13 @@ install_packages() {
         apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
 
+# Debian has no package of Kafka: it is a few jars of Maven's.
+get_kafka() {
+    mvn --quiet --batch-mode --file scripts/kafka/pom.xml dependency:copy-dependencies \
+        -DoutputDirectory="$PWD/.tools/kafka" -DincludeScope=runtime &&
+        touch .tools/kafka/.ready
+}
+
 # Debian does not put programs of servers on the PATH.
 PATH=$PATH:/usr/sbin
 for folder in /usr/lib/postgresql/*/bin; do
@@ -57,18 +71,25 @@ done
 
 missing=$(find_missing | tr '\n' ' ')
 missing=${missing% }
-[ -n "$missing" ] || exit 0
-
-if [ "$(id -u)" != 0 ] || ! has apt-get; then
-    say "tests go without what is not installed; type: apt-get install $missing"
-    exit 0
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" = 0 ] && has apt-get; then
+        say "installing $missing"
+        forbid_starting
+        # One package to a word.
+        # shellcheck disable=SC2086
+        if ! said=$(install_packages $missing 2>&1); then
+            printf '%s\n' "$said" | tail -n 20 >&2
+            say "tests go without $missing: apt-get failed"
+        fi
+    else
+        say "tests go without what is not installed; type: apt-get install $missing"
+    fi
 fi
 
-say "installing $missing"
-forbid_starting
-# One package to a word.
-# shellcheck disable=SC2086
-if ! said=$(install_packages $missing 2>&1); then
-    printf '%s\n' "$said" | tail -n 20 >&2
-    say "tests go without $missing: apt-get failed"
+if ! has_kafka && has mvn java; then
+    say "bringing Kafka into .tools/kafka"
+    if ! said=$(get_kafka 2>&1); then
+        printf '%s\n' "$said" | tail -n 20 >&2
+        say "tests go without Kafka: Maven failed"
+    fi
 fi

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from sqlalchemy import URL, make_url
-from tests.servers import MariaDb, MissingProgram, PgBouncer, Postgresql, Rabbitmq, Redis, Server
+from tests.servers import (
+    Kafka,
+    MariaDb,
+    MissingProgram,
+    PgBouncer,
+    Postgresql,
+    Rabbitmq,
+    Redis,
+    Server,
+)
 
 from oncely.ledger.ledger import open_ledger
 
@@ -42,6 +51,9 @@ _LEDGER_TABLES = {
     "waiting_messages",
 }
 _VERSION_TABLE = "processed_messages_version"
+
+_KAFKA_S = 60.0
+"""For what a Kafka is asked."""
 
 # Number 0 is left alone: where a server has a use besides, it is there.
 _REDIS_NUMBERS = cycle(range(1, 16))
@@ -79,6 +91,12 @@ def rabbitmq() -> Iterator[Rabbitmq]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """The URL of the Kafka that tests share."""
+    yield from _shared(Kafka, "ONCELY_TEST_KAFKA_URL")
+
+
 @pytest.fixture
 def private_postgresql() -> Iterator[Postgresql]:
     """A PostgreSQL that the test may kill and start again."""
@@ -104,6 +122,13 @@ def private_redis() -> Iterator[Redis]:
 def private_rabbitmq() -> Iterator[Rabbitmq]:
     """A RabbitMQ that the test may kill and start again."""
     with available(Rabbitmq) as server:
+        yield server
+
+
+@pytest.fixture
+def private_kafka() -> Iterator[Kafka]:
+    """A Kafka that the test may kill and start again."""
+    with available(Kafka) as server:
         yield server
 
 
@@ -264,6 +289,22 @@ def rabbitmq_url(request: pytest.FixtureRequest) -> Iterator[str]:
     server.add_vhost(name)
     yield server.url_of(name)
     server.delete_vhost(name)
+
+
+@pytest.fixture
+def kafka_url(kafka: str) -> Iterator[str]:
+    """The URL of a Kafka without the topics that tests name where they may choose."""
+    from confluent_kafka.admin import AdminClient
+
+    with _alone_at("ONCELY_TEST_KAFKA_URL"):
+        client = AdminClient({"bootstrap.servers": kafka.removeprefix("kafka://")})
+        there = client.list_topics(timeout=_KAFKA_S).topics
+        old = {f"{name}{suffix}" for name in QUEUES for suffix in ("", ".dead", ".dead.dead")}
+        if found := [*(old & there.keys())]:
+            for deleted in client.delete_topics(found, operation_timeout=_KAFKA_S).values():
+                deleted.result()
+        # Nobody waits long for members that come or are gone.
+        yield f"{kafka}?rdkafka.heartbeat.interval.ms=200&rdkafka.session.timeout.ms=6000"
 
 
 def available(kind: Callable[[], S]) -> S:

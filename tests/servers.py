@@ -598,6 +598,88 @@ class Rabbitmq(Server):
         return text
 
 
+class Kafka(Server):
+    """An Apache Kafka of one node, broker and controller in one, without TLS."""
+
+    name = "Kafka"
+    package = "kafka"
+    programs = ("java",)
+
+    _JARS = Path(__file__).parents[1] / ".tools" / "kafka"
+    _HEAP = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    _CLUSTER = "b25jZWx5LW9uY2VseS1vbg"
+
+    def __init__(self) -> None:
+        if not (self._JARS / ".ready").exists():
+            raise MissingProgram(f"{self.name} is not in {self._JARS}; type: make servers")
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.address}"
+
+    @property
+    def address(self) -> str:
+        """Where clients find it."""
+        return f"{HOST}:{self.port}"
+
+    def _prepare(self) -> None:
+        self._run(
+            *self._java("kafka.tools.StorageTool"),
+            *("format", "--cluster-id", self._CLUSTER, "--config", self._write_settings()),
+        )
+
+    def _command(self) -> Sequence[str | Path]:
+        return [*self._java("kafka.Kafka"), self._write_settings()]
+
+    def _java(self, program: str) -> Sequence[str | Path]:
+        return [*self._programs, *self._HEAP, "-cp", f"{self._JARS}/*", program]
+
+    def _write_settings(self) -> Path:
+        controller = f"{HOST}:{self.port + 1}"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.address}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.data,
+            "num.partitions": 1,
+            "offsets.topic.num.partitions": 1,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.num.partitions": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            # Nobody waits for others that might join a group.
+            "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 1_000,
+            "group.consumer.min.session.timeout.ms": 1_000,
+            "group.consumer.min.heartbeat.interval.ms": 100,
+            "auto.create.topics.enable": "false",
+        }
+        file = self.folder / "server.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return file
+
+    def _answers(self) -> bool:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, self.port)):
+                return False
+        try:
+            client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+            return bool(client.list_topics(timeout=_ASK_TIMEOUT_S).brokers)
+        except KafkaException:
+            return False
+
+
 def find_program(name: str) -> str | None:
     """Where a server's program is; Debian keeps some off the PATH."""
     versions = sorted(
