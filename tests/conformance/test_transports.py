@@ -107,6 +107,19 @@ class TestRabbitmqQuorum(_OnRabbitmq, RedeliveryConformance):
     """What differs with quorum queues: they count deliveries."""
 
 
+class TestKafka(TransportConformance):
+    """The suite on Kafka, with topics of one partition."""
+
+    @pytest.fixture
+    def clock(self) -> BrokersClock:
+        return BrokersClock()
+
+    @pytest.fixture
+    def connect(self, kafka_url: str) -> Iterator[Connect]:
+        with ExitStack() as opened:
+            yield lambda: opened.enter_context(closing(open_transport(kafka_url)))
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """The URL of a SQLite file that does not exist yet."""
@@ -156,6 +169,24 @@ def _ids(deliveries: Sequence[Delivery]) -> list[str]:
         ("amqps://localhost?cafile=missing.pem", "cafile: 'missing.pem' cannot be read"),
         ("amqps://localhost?keyfile=missing.key", "keyfile: 'missing.key' cannot be read"),
         ("amqp://localhost?certfile=client.pem", 'begin the URL with "amqps://"'),
+        ("kafka://", 'names no broker; write "kafka://localhost:9092"'),
+        ("kafka://u:secret@host:port", 'not an address of brokers; write "kafka://host:9092'),
+        ("kafka://host/path", "not an address of brokers"),
+        ("kafka://host?colour=blue", "'colour' is none of group, id, .*, rdkafka.NAME"),
+        ("kafka://host?group=", "group: it is empty; leave it out, or write a name"),
+        ("kafka://host?prefetch=0", "prefetch: '0' is not a whole number"),
+        ("kafka://host?security=tls", "'tls' is none of plaintext, ssl, sasl_plaintext, sasl_ssl"),
+        ("kafka://host?security=sasl_ssl", 'needs a user; write "kafka://user:password@host"'),
+        ("kafka://u:secret@host?security=ssl", "ssl has no user; write .security=sasl_ssl"),
+        ("kafka://u:secret@host?mechanism=MD5", "mechanism: 'MD5' is none of PLAIN, SCRAM"),
+        (
+            "kafka://host?security=plaintext&cafile=ca.pem",
+            "cafile: only with TLS; write .security=",
+        ),
+        ("kafka://host?cafile=missing.pem", "cafile: 'missing.pem' cannot be read"),
+        ("kafka://host?rdkafka.colour=blue", 'rdkafka.colour: .*property: "colour"'),
+        ("kafka://host?rdkafka.fetch.min.bytes=many", "rdkafka.fetch.min.bytes: "),
+        ("kafka://host?rdkafka.group.id=g", r"rdkafka.group.id: .*write \?group=NAME"),
         ("queue.db", "not of a known kind"),
         ("", "not of a known kind"),
         ("memory", 'write "memory://name"'),

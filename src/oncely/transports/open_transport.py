@@ -16,7 +16,7 @@ from oncely.transports.url_values import Read, read_values, text, whole
 
 _EXAMPLES = (
     '"sqlite:///queue.db" (a file in this folder), "amqp://user:password@host:5672/vhost", '
-    '"postgresql://user@host/database", "mysql://user@host/database" or "memory://name"'
+    '"kafka://host:9092", "postgresql://user@host/database", "mysql://user@host/database" or "memory://name"'
 )
 _HARM = 'deliver each message again and again; write "60s"'
 _LIMITS: Mapping[str, Read] = {
@@ -50,6 +50,10 @@ def open_transport(url: str) -> Transport:
             return _open_rabbitmq(address, options)
         case "amqp" | "amqps":
             raise ConfigError(f'{named} names no broker; write "amqp://localhost"')
+        case "kafka" if path:
+            return _open_kafka(address, options)
+        case "kafka":
+            raise ConfigError(f'{named} names no broker; write "kafka://localhost:9092"')
         case _:
             raise ConfigError(f"{named} is not of a known kind; write {_EXAMPLES}")
 
@@ -85,3 +89,16 @@ def _open_rabbitmq(address: str, options: str) -> Transport:
             "transport: pika is not installed; type: pip install 'oncely[rabbitmq]'"
         ) from error
     return RabbitmqTransport(*read_options(address, options))
+
+
+def _open_kafka(address: str, options: str) -> Transport:
+    try:
+        from oncely.transports.kafka.kafka_transport import KafkaTransport
+        from oncely.transports.kafka.url_options import read_options
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise ConfigError(
+            "transport: confluent-kafka is not installed; type: pip install 'oncely[kafka]'"
+        ) from error
+    return KafkaTransport(read_options(address, options))

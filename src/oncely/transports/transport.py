@@ -44,6 +44,11 @@ class Features(NamedTuple):
     visibility_s: float | None
     """A delivery that is not acknowledged for so long is redelivered; None: only when its
     receiver's connection is lost."""
+    events: bool = True
+    """Events of any type can be published once a subscription, by a pattern too, takes them. If
+    not, only those of types that were subscribed to by their names."""
+    names: bool = True
+    """Any text can be the name of a queue. If not: letters, digits, `.`, `_` and `-`."""
 
 
 class Limits(NamedTuple):

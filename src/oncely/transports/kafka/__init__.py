@@ -1,0 +1,1 @@
+"""Kafka as a transport; the only modules that import confluent-kafka."""
