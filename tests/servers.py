@@ -623,6 +623,16 @@ class Kafka(Server):
         """Where clients find it."""
         return f"{HOST}:{self.port}"
 
+    def create_topic(self, name: str, partitions: int, **settings: str) -> None:
+        """Create a topic, whose settings have `_` for each dot."""
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        config = {name.replace("_", "."): value for name, value in settings.items()}
+        client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        [made] = client.create_topics([NewTopic(name, partitions, config=config)]).values()
+        made.result(_ASK_TIMEOUT_S)
+
     def _prepare(self) -> None:
         self._run(
             *self._java("kafka.tools.StorageTool"),

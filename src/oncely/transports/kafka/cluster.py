@@ -26,7 +26,6 @@ from oncely.transports.kafka.url_options import KafkaSettings
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _LOOK_S = 0.1
 _ASK_S = 10.0
-_AWAY = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._RESOLVE)
 _NO_TOPIC = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
@@ -38,7 +37,6 @@ _FOR_CONTENT = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_RECORD,
-    KafkaError.INVALID_TIMESTAMP,
     KafkaError.POLICY_VIOLATION,
 )
 """Errors that the broker has for a whole batch, of which one record may be the reason."""
@@ -74,7 +72,10 @@ class Cluster:
         self._producer: Producer | None = None
         self._observers: dict[str, Consumer] = {}
         """Of consumer groups, by their names; they are not members."""
+        self._reason: KafkaError | None = None
+        """The last error of a connection."""
         self._trouble: KafkaError | None = None
+        """Why no broker can be reached."""
 
     def has(self, topic: str) -> bool:
         """Whether there is such a topic."""
@@ -171,7 +172,7 @@ class Cluster:
                 if error is not None:
                     failed[index] = error
 
-        for index, (value, key, headers, timestamp_ms) in enumerate(records):
+        for index, (value, key, headers) in enumerate(records):
             while True:
                 try:
                     producer.produce(
@@ -179,7 +180,6 @@ class Cluster:
                         value,
                         key,
                         headers=[*headers],
-                        timestamp=timestamp_ms,
                         on_delivery=partial(report, index),
                     )
                 except BufferError:
@@ -225,14 +225,17 @@ class Cluster:
         """The error that the answer to a request about one topic is. Raises TransportError if the
         cluster cannot be reached.
         """
-        admin, self._trouble = self._open_admin(), None
+        admin, self._trouble, self._reason = self._open_admin(), None, None
         timeout_s = self._settings.confirm_timeout_s
         [answer] = getattr(admin, method)(about, request_timeout=timeout_s).values()
         until = monotonic() + timeout_s
         while not answer.done() and monotonic() < until and self._trouble is None:
             admin.poll(_LOOK_S)
         if not answer.done():
-            raise failure(self._trouble or f"no answer within {timeout_s:g} s")
+            with self._lock:
+                # It would tell only once that nobody is there.
+                self._admin = None
+            raise failure(self._trouble or self._reason or f"no answer within {timeout_s:g} s")
         error = answer.exception()
         if error is None:
             return None
@@ -244,5 +247,9 @@ class Cluster:
         return found
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.code() in _AWAY:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._trouble = self._reason or error
+        elif error.code() == KafkaError._AUTHENTICATION:
             self._trouble = error
+        else:
+            self._reason = error

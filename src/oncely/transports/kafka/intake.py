@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -14,7 +14,7 @@ from oncely._util.clock import monotonic
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import Acknowledgement, Requeue
 from oncely.transports.kafka.cluster import Cluster, failure
-from oncely.transports.kafka.messages import message_of
+from oncely.transports.kafka.messages import Headers, headers_of, message_of
 from oncely.transports.kafka.url_options import KafkaSettings
 from oncely.transports.transport import Delivery
 
@@ -50,6 +50,7 @@ class Tag:
 
     partition: Partition
     record: Arrived
+    headers: Headers | None
 
     @property
     def is_held(self) -> bool:
@@ -117,7 +118,7 @@ class Intake:
                 if not tag.is_held:
                     late += 1
                 elif isinstance(verdict, Requeue):
-                    partition.held[offset] = other = Tag(partition, tag.record)
+                    partition.held[offset] = other = replace(tag)
                     again.append(self._delivery(other))
                 else:
                     del partition.held[offset]
@@ -202,7 +203,7 @@ class Intake:
                 error, offset = record.error(), record.offset() or 0
                 partition = self._partitions.get((record.topic() or "", record.partition() or 0))
                 if error is None and partition is not None:
-                    partition.held[offset] = tag = Tag(partition, record)
+                    partition.held[offset] = tag = Tag(partition, record, headers_of(record))
                     partition.end = offset + 1
                     arrived.append(self._delivery(tag))
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
@@ -217,7 +218,7 @@ class Intake:
 
     def _delivery(self, tag: Tag) -> Delivery:
         settings = self._settings
-        message, problem = message_of(tag.record, settings.id, settings.max_bytes)
+        message, problem = message_of(tag.record, tag.headers, settings.id, settings.max_bytes)
         return Delivery(message, self._queue, 1, tag, problem)
 
     def _store(self) -> None:
@@ -263,7 +264,8 @@ class Intake:
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             raise KafkaException(error)
-        self._suspicion = error
+        if self._suspicion is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._suspicion = error
 
     def _probe(self) -> None:
         """If something may be wrong, find out whether the cluster is away."""

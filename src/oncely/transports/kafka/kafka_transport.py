@@ -112,7 +112,7 @@ class KafkaTransport:
         """Publish records to the dead-letter topic, unchanged: before their offsets are passed."""
         cluster, dead = self._session.cluster, dead_of(queue)
         cluster.make(dead)
-        refused = cluster.publish(dead, [copy_of(tag.record) for tag in tags])
+        refused = cluster.publish(dead, [copy_of(tag.record, tag.headers) for tag in tags])
         if refused:
             raise PublishRefused({index: error.str() for index, error in refused.items()})
 

@@ -1,7 +1,8 @@
 """Converts messages to and from records of Kafka: a key, a value, headers and a timestamp."""
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from confluent_kafka import Message as Arrived
@@ -21,14 +22,32 @@ _TOMBSTONE = "kafka-tombstone"
 """A header of messages whose record has no value: in a compacted topic, its key is deleted."""
 
 
+_read_headers = methodcaller("headers")
+"""Not a method call in Python: that does not always look whether C has raised an error, as it does
+for a name that is not UTF-8."""
+
+Headers = list[tuple[str, bytes | None]]
+
+
 class Record(NamedTuple):
-    """A record as it is published."""
+    """A record as it is published. Its timestamp is when: by an earlier one, such as the time of an
+    event, Kafka would delete it before its time; by a later one it would refuse it.
+    """
 
     value: bytes | None
     key: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    timestamp_ms: int
-    """0: the time at which it is published."""
+    headers: Headers
+
+
+def headers_of(arrived: Arrived) -> Headers | None:
+    """The headers of a record, or None if they cannot be read. To be called once for each: the next
+    call would return what ends the process.
+    """
+    try:
+        pairs: list[tuple[str, Any]] = _read_headers(arrived) or []
+    except (SystemError, UnicodeDecodeError):
+        return None
+    return [(name, _bytes(value)) for name, value in pairs]
 
 
 def record_of(message: Message, id_header: str) -> Record:
@@ -39,7 +58,7 @@ def record_of(message: Message, id_header: str) -> Record:
         _TYPE: (message.type, ""),
         _SOURCE: (message.source, ""),
         _CONTENT_TYPE: (message.content_type, Message("").content_type),
-        # Kafka gives a time to each record.
+        # Also where there is none: each record has a timestamp.
         _TIME: (message.time.isoformat() if message.time else "", None),
     }
     users = {name: text for name, text in message.headers.items() if name != _TOMBSTONE}
@@ -51,35 +70,36 @@ def record_of(message: Message, id_header: str) -> Record:
         if "\0" in name:
             raise MessageError(f"header {name!r}: a name with NUL")
     headers = [(n, value) for n, (value, usual) in fields.items() if value != usual or n in users]
-    timestamp_ms = int(message.time.timestamp() * 1_000) if message.time else 0
     is_tombstone = not message.body and _TOMBSTONE in message.headers
     try:
         return Record(
             None if is_tombstone else message.body,
             None if message.key is None else message.key.encode(),
             [(name, text.encode()) for name, text in (*headers, *users.items())],
-            max(0, timestamp_ms),
         )
     except UnicodeEncodeError as error:
         raise MessageError(f"text that is not UTF-8: {error.reason}") from error
 
 
-def copy_of(arrived: Arrived) -> Record:
-    """The record that has arrived, to be published unchanged."""
-    kind, timestamp_ms = arrived.timestamp()
-    known_ms = 0 if kind == TIMESTAMP_NOT_AVAILABLE else max(0, timestamp_ms)
-    headers = _headers_of(arrived)
-    return Record(_bytes(arrived.value()), _bytes(arrived.key()), headers, known_ms)
+def copy_of(arrived: Arrived, headers: Headers | None) -> Record:
+    """The record that has arrived, to be published unchanged, with its time."""
+    headers = headers or []
+    if time := _time_of(arrived, dict(headers)):
+        headers = [(name, value) for name, value in headers if name != _TIME]
+        headers.append((_TIME, time.isoformat().encode()))
+    return Record(_bytes(arrived.value()), _bytes(arrived.key()), headers)
 
 
-def message_of(arrived: Arrived, id_header: str, max_bytes: int) -> tuple[Message, str | None]:
+def message_of(
+    arrived: Arrived, told: Headers | None, id_header: str, max_bytes: int
+) -> tuple[Message, str | None]:
     """The message of any publisher, and why it cannot be handled. Text that is not UTF-8 is
     escaped, and fields that cannot be understood are left out.
     """
     fields: dict[str, bytes | None] = {}
     headers: dict[str, str] = {}
     names = {id_header or _ID, _TYPE, _SOURCE, _CONTENT_TYPE, _TIME}
-    for name, value in _headers_of(arrived):
+    for name, value in told or ():
         if name in names and name not in fields:
             fields[name] = value
         elif not name.startswith(_OURS):
@@ -106,6 +126,8 @@ def message_of(arrived: Arrived, id_header: str, max_bytes: int) -> tuple[Messag
     problem = too_large(body, max_bytes)
     if id_ is not None and not _is_utf8(id_):
         problem = problem or "the message id is not UTF-8"
+    if told is None:
+        problem = "the name of a header is not UTF-8"
     return message, problem
 
 
@@ -120,14 +142,6 @@ def _time_of(arrived: Arrived, fields: dict[str, bytes | None]) -> datetime | No
         return datetime.fromtimestamp(timestamp_ms / 1_000, UTC)
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _headers_of(arrived: Arrived) -> list[tuple[str, bytes | None]]:
-    pairs = arrived.headers() or []
-    return [
-        (name, _bytes(value))
-        for name, value in (pairs.items() if isinstance(pairs, dict) else pairs)
-    ]
 
 
 def _bytes(value: object) -> bytes | None:
