@@ -34,9 +34,10 @@ _SCOPES = {
         "tests/cli/test_pipeline_runs.py",
         *("tests/spark/test_batches.py", "tests/spark/test_rabbitmq_source.py"),
     ),
+    "kafka": ("tests/conformance/test_kafka.py", "tests/integration/test_kafka.py"),
     "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
 }
-"""Files whose tests share a Spark, which takes longer to start than most tests take."""
+"""Files whose tests share a Spark or a Kafka, which takes longer to start than most tests take."""
 
 _SCOPE_OF = {file: scope for scope, files in _SCOPES.items() for file in files}
 

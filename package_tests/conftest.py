@@ -11,6 +11,8 @@ from typing import NamedTuple
 import pytest
 from tests.server_fixtures import (  # noqa: F401 - fixtures.
     _empty_databases,
+    kafka,
+    kafka_url,
     mariadb,
     mysql_url,
     postgresql,

@@ -16,6 +16,7 @@ SERVERS = {
     "postgresql": "postgresql_url",
     "mysql": "mysql_url",
     "redis": "redis_url",
+    "kafka": "kafka_url",
     "rabbitmq": "rabbitmq_url",
 }
 EXTRAS = sorted(program.stem.removeprefix("with_") for program in SMOKE.glob("with_*.py"))

@@ -107,19 +107,6 @@ class TestRabbitmqQuorum(_OnRabbitmq, RedeliveryConformance):
     """What differs with quorum queues: they count deliveries."""
 
 
-class TestKafka(TransportConformance):
-    """The suite on Kafka, with topics of one partition."""
-
-    @pytest.fixture
-    def clock(self) -> BrokersClock:
-        return BrokersClock()
-
-    @pytest.fixture
-    def connect(self, kafka_url: str) -> Iterator[Connect]:
-        with ExitStack() as opened:
-            yield lambda: opened.enter_context(closing(open_transport(kafka_url)))
-
-
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """The URL of a SQLite file that does not exist yet."""

@@ -25,6 +25,7 @@ from oncely.spark.sink import sink_options
 from oncely.stores import open_store
 from oncely.stores.sql import engines
 from oncely.transports import open_transport
+from oncely.transports.kafka import url_options as kafka_options
 from oncely.transports.rabbitmq import url_options
 from oncely.transports.transport import Limits
 
@@ -99,7 +100,7 @@ def test_store_urls() -> None:
 def test_transport_urls() -> None:
     """Every kind of transport."""
     kinds = {code.partition(":")[0] for code in named("options.md", "Transport")}
-    assert kinds == {"memory", "sqlite", "amqp", "amqps", *open_transport._SERVERS}
+    assert kinds == {"memory", "sqlite", "amqp", "amqps", "kafka", *open_transport._SERVERS}
 
 
 def test_parameters_of_queues() -> None:
@@ -124,6 +125,18 @@ def test_parameters_of_rabbitmq() -> None:
         assert (seconds(said) if name.endswith("_s") else said) == (
             value if name.endswith("_s") else str(value)
         )
+
+
+def test_parameters_of_kafka() -> None:
+    """Those of Kafka, with their defaults where they are the same for all."""
+    table = {codes(row[0])[0]: default(row[1]) for row in rows("options.md", "Kafka")}
+    assert set(table) == {name.removesuffix("_s") for name in kafka_options._KNOWN}
+    settings = kafka_options.KafkaSettings({})
+    for name in ("prefetch", "max_bytes"):
+        assert int(table[name]) == getattr(settings, name)
+    assert seconds(table["confirm_timeout"]) == settings.confirm_timeout_s
+    assert table["mechanism"] == kafka_options._MECHANISMS[0]
+    assert settings.group_of("orders") == "oncely-orders"
 
 
 def test_consumer() -> None:

@@ -362,6 +362,29 @@ def test_rebalance(broker: Broker, protocol: str, caplog: pytest.LogCaptureFixtu
         assert {each.message.id for each in both} >= {each.message.id for each in left}
 
 
+def test_rebalance_while_paused(broker: Broker) -> None:
+    """A partition that was paused, and is assigned to the same process again, goes on."""
+    url = f"{broker.url}&prefetch=3&rdkafka.partition.assignment.strategy=range"
+    broker.create(broker.queue, 2)
+    with ExitStack() as opened:
+        both = [opened.enter_context(closing(open_transport(url))) for _ in range(2)]
+        ids = {str(n) for n in range(40)}
+        both[0].publish(broker.queue, [Message(id_, key=id_) for id_ in ids])
+        # They are not acknowledged: they keep it paused until the other one comes.
+        _received(both[0], broker.queue, 3)
+        taken: set[str] = set()
+
+        def are_drained() -> bool:
+            for transport in both:
+                came = transport.receive(broker.queue, 100, 0.2)
+                taken.update(_ids(came))
+                transport.acknowledge([(delivery, Ack()) for delivery in came])
+            return all(transport.is_drained(broker.queue) for transport in both)
+
+        wait_until(are_drained)
+        assert taken <= ids
+
+
 def test_group(broker: Broker) -> None:
     """Each group gets all messages."""
     with ExitStack() as opened:
@@ -403,8 +426,6 @@ def test_not_a_topic(transport: Transport) -> None:
     for name in ("a:b", "é", "..", "a b"):
         with pytest.raises(ConfigError, match="cannot be a topic's name on Kafka; write "):
             transport.publish(name, [Message("1")])
-    with pytest.raises(ConfigError, match='begins with a word, such as "order'):
-        transport.subscribe("orders", ["#"])
 
 
 def test_events(broker: Broker) -> None:
@@ -424,7 +445,7 @@ def test_events(broker: Broker) -> None:
         assert types == {"1": f"{kind}.placed", "2": "own", "4": ""}
         shop.acknowledge([(deliveries[0], Ack()), (deliveries[1], Ack())])
         assert not shop.is_drained(broker.queue)
-        audit.subscribe(f"{broker.queue}-audit", [f"{kind}.*"])
+        audit.subscribe(f"{broker.queue}-audit", [f"{kind}.*", "#"])
         assert sorted(_ids(_received(audit, f"{broker.queue}-audit", 2))) == ["1", "2"]
 
 

@@ -36,7 +36,8 @@ class Partition:
     """The unacknowledged deliveries, by their offsets, in their order."""
     end: int = -1
     """The offset after the last that has arrived; negative before the first."""
-    is_paused: bool = False
+    is_paused: bool | None = None
+    """None if it is not known: a partition that was paused when it was taken away may still be."""
 
     @property
     def mark(self) -> int:
@@ -173,11 +174,11 @@ class Intake:
 
     def _poll(self) -> None:
         room = self._settings.prefetch - self._held
-        if room <= 0:
-            self._pause(is_to_pause=True)
-        elif room >= self._settings.prefetch / 2:
-            self._pause(is_to_pause=False)
-        if room <= 0 or any(each.is_paused for each in self._partitions.values()):
+        is_paused = any(each.is_paused for each in self._partitions.values())
+        # Not for each message that makes room: what was fetched ahead is fetched again.
+        is_paused = room <= 0 or (is_paused and room < self._settings.prefetch / 2)
+        self._pause(is_to_pause=is_paused)
+        if is_paused:
             self._arrive(self._client.consume(1, 0))
             with self._changed:
                 if self._held > self._settings.prefetch / 2 and not self._is_closing:
@@ -189,7 +190,7 @@ class Intake:
             self._arrive([first, *(self._client.consume(room - 1, 0) if room > 1 else ())])
 
     def _pause(self, *, is_to_pause: bool) -> None:
-        changed = [each for each in self._partitions.values() if each.is_paused != is_to_pause]
+        changed = [each for each in self._partitions.values() if each.is_paused is not is_to_pause]
         if changed:
             act = self._client.pause if is_to_pause else self._client.resume
             act([TopicPartition(each.topic, each.number) for each in changed])
@@ -285,7 +286,12 @@ class Intake:
 
 def _consumer_settings(queue: str, settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
     given = settings.client
-    usual = {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 1_000}
+    usual: dict[str, Any] = {
+        "auto.offset.reset": "earliest",
+        "auto.commit.interval.ms": 1_000,
+        # How soon a topic is read that was created after the group had subscribed to it.
+        "topic.metadata.refresh.interval.ms": 30_000,
+    }
     if given.get("group.protocol", "classic").lower() == "classic":
         # A partition that stays where it is keeps its deliveries.
         usual["partition.assignment.strategy"] = "cooperative-sticky"

@@ -4,6 +4,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
@@ -151,10 +152,16 @@ class KafkaTransport:
         return {place: error.str() for place, error in cluster.publish(name, records).items()}
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - a partition has one reader at a time.
-        self._types[queue] |= {*types}
-        for topic in self._topics(queue):
-            if not topic.startswith("^"):
-                self._session.cluster.make(topic)
+        # A pattern that begins with any word would take in every topic of the cluster: it chooses
+        # among the messages of the others.
+        self._types[queue] |= {each for each in types if not each.startswith(("*", "#"))}
+        queues_own, *others = self._topics(queue)
+        self._session.cluster.make(queues_own)
+        for topic in others:
+            # This user may not be allowed to: others may create it, and it is read from then on.
+            with suppress(TransportError):
+                if not topic.startswith("^"):
+                    self._session.cluster.make(topic)
 
     def is_drained(self, queue: str) -> bool:
         intake = self._session.intakes.get(queue)
@@ -212,11 +219,6 @@ class _Session:
 def _pattern(types: str) -> str:
     """A pattern of types as a regular expression for topics."""
     first, *others = types.split(".")
-    if {*"*#"} & {*first}:
-        raise ConfigError(
-            f"handler: the pattern {types!r} takes in every topic of the cluster; on Kafka it "
-            'begins with a word, such as "order.*"'
-        )
     # As in `destination.takes`: `#` is any number of words, with the dots before them.
     words = {"*": r"\.[^.]*", "#": r"(\.[^.]*)*"}
     return (
