@@ -18,6 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from tests.conditions import LIMIT_S, wait_until
 from tests.integration import raw_records
 from tests.logs import events_in
+from tests.processes import exit_of, forked
 from tests.servers import HOST, free_port
 
 import oncely
@@ -477,6 +478,25 @@ def test_nobody_there(broker: Broker) -> None:
         ):
             with pytest.raises(TransportError, match=r"^Kafka: "):
                 call()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_fork(broker: Broker, transport: Transport) -> None:
+    """A forked child has clients of its own, and no say in what its parent holds."""
+    _publish(transport, broker.queue, 1)
+    [held] = _received(transport, broker.queue, 1)
+
+    def publish() -> None:
+        transport.acknowledge([(held, Reject("not mine"))])
+        transport.publish(broker.queue, [Message("child's")])
+        transport.close()
+
+    assert exit_of(forked(publish)) == 0
+    [other] = _received(transport, broker.queue, 1)
+    assert other.message.id == "child's"
+    transport.acknowledge([(held, Requeue()), (other, Ack())])
+    assert _ids(_received(transport, broker.queue, 1)) == ["0"]
+    assert transport.receive(f"{broker.queue}.dead", 1, 0) == []
 
 
 def test_closing_while_receiving(broker: Broker) -> None:

@@ -108,17 +108,18 @@ class Intake:
             return [self._arrivals.popleft() for _ in range(min(limit, len(self._arrivals)))]
 
     def acknowledge(self, verdicts: Mapping[Tag, Acknowledgement]) -> int:
-        """Acknowledge each delivery; return how many are too late. A rejected one is as good as
+        """Acknowledge each delivery; return how many were still held. A rejected one is as good as
         acknowledged: its copy is in the dead-letter topic.
         """
-        late = 0
+        in_time = 0
         again: list[Delivery] = []
         with self._changed:
             for tag, verdict in verdicts.items():
                 partition, offset = tag.partition, tag.record.offset() or 0
                 if not tag.is_held:
-                    late += 1
-                elif isinstance(verdict, Requeue):
+                    continue
+                in_time += 1
+                if isinstance(verdict, Requeue):
                     partition.held[offset] = other = replace(tag)
                     again.append(self._delivery(other))
                 else:
@@ -127,7 +128,7 @@ class Intake:
                     self._advanced.add(partition)
             self._arrivals.extendleft(reversed(again))
             self._changed.notify_all()
-        return late
+        return in_time
 
     def is_drained(self) -> bool:
         """Whether nothing is unacknowledged here, and the group has no lag."""

@@ -81,33 +81,31 @@ class KafkaTransport:
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         log_rejected(verdicts)
-        first: dict[Tag, Acknowledgement] = {}
+        session = self._session
+        first: dict[Tag, tuple[Delivery, Acknowledgement]] = {}
         for delivery, verdict in verdicts:
-            first.setdefault(delivery.tag, verdict)
-        failed: TransportError | None = None
+            # Not those of a session that is closed, nor of the process that has forked this one.
+            if session.has(delivery.tag.partition.intake):
+                first.setdefault(delivery.tag, (delivery, verdict))
         letters: dict[str, list[Tag]] = defaultdict(list)
-        for delivery, _ in verdicts:
-            tag = delivery.tag
-            if (
-                isinstance(first[tag], Reject)
-                and tag.is_held
-                and tag not in letters[delivery.queue]
-            ):
+        for tag, (delivery, verdict) in first.items():
+            if isinstance(verdict, Reject) and tag.is_held:
                 letters[delivery.queue].append(tag)
+        failed: TransportError | None = None
         for queue, tags in letters.items():
             try:
                 self._reject(queue, tags)
             except (TransportError, ConfigError) as error:
-                failed = TransportError(str(error))
-                first = {tag: verdict for tag, verdict in first.items() if tag not in tags}
+                failed = TransportError(f"{error}")
+                first = {tag: each for tag, each in first.items() if tag not in tags}
         by_intake: dict[Intake, dict[Tag, Acknowledgement]] = defaultdict(dict)
-        for tag, verdict in first.items():
+        for tag, (_, verdict) in first.items():
             by_intake[tag.partition.intake][tag] = verdict
-        late = sum(intake.acknowledge(each) for intake, each in by_intake.items())
-        if late:
-            log_late(late)
+        in_time = sum(intake.acknowledge(each) for intake, each in by_intake.items())
         if failed is not None:
             raise failed
+        if in_time < len(verdicts):
+            log_late(len(verdicts) - in_time)
 
     def _reject(self, queue: str, tags: Sequence[Tag]) -> None:
         """Publish records to the dead-letter topic, unchanged: before their offsets are passed."""
@@ -206,6 +204,10 @@ class _Session:
             if intake is None:
                 raise TransportError("Kafka: the transport is closed")
             return intake
+
+    def has(self, intake: Intake) -> bool:
+        """Whether the intake is of this session, so that its deliveries can be acknowledged."""
+        return intake in [*self.intakes.values()]
 
     def close(self) -> None:
         """Leave all groups. Deliveries that are not acknowledged are redelivered."""
