@@ -645,9 +645,10 @@ class Kafka(Server):
     def _java(self, program: str) -> Sequence[str | Path]:
         return [*self._programs, *self._HEAP, "-cp", f"{self._JARS}/*", program]
 
-    def _write_settings(self) -> Path:
+    def _settings(self) -> dict[str, object]:
+        """The settings of the node."""
         controller = f"{HOST}:{self.port + 1}"
-        settings = {
+        return {
             "process.roles": "broker,controller",
             "node.id": 1,
             "controller.quorum.voters": f"1@{controller}",
@@ -672,6 +673,9 @@ class Kafka(Server):
             "group.consumer.min.heartbeat.interval.ms": 100,
             "auto.create.topics.enable": "false",
         }
+
+    def _write_settings(self) -> Path:
+        settings = self._settings()
         file = self.folder / "server.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         return file

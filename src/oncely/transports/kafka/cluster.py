@@ -24,6 +24,7 @@ from oncely.transports.kafka.messages import Record
 from oncely.transports.kafka.url_options import KafkaSettings
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_NO_ANSWER = "no broker answers; if they speak TLS, write ?security=ssl, or sasl_ssl for a user"
 _LOOK_S = 0.1
 _ASK_S = 10.0
 _NO_TOPIC = (
@@ -74,7 +75,7 @@ class Cluster:
         """Of consumer groups, by their names; they are not members."""
         self._reason: KafkaError | None = None
         """The last error of a connection."""
-        self._trouble: KafkaError | None = None
+        self._trouble: KafkaError | str | None = None
         """Why no broker can be reached."""
 
     def has(self, topic: str) -> bool:
@@ -248,7 +249,7 @@ class Cluster:
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._trouble = self._reason or error
+            self._trouble = self._reason or _NO_ANSWER
         elif error.code() == KafkaError._AUTHENTICATION:
             self._trouble = error
         else:
