@@ -422,6 +422,27 @@ def test_refused_for_content(broker: Broker, transport: Transport) -> None:
     assert len(_received(transport, f"{broker.queue}-small", 19)) == 19
 
 
+def test_deleted_topic(broker: Broker) -> None:
+    """A topic that is deleted is created again for who publishes again."""
+    with closing(open_transport(f"{broker.url}&confirm_timeout=2s")) as transport:
+        transport.publish(broker.queue, [Message("1")])
+        client = AdminClient(broker.settings)
+        [deleted] = client.delete_topics([broker.queue], operation_timeout=LIMIT_S).values()
+        deleted.result(LIMIT_S)
+
+        def is_published() -> bool:
+            try:
+                transport.publish(broker.queue, [Message("2")])
+            except PublishRefused:
+                raise
+            except TransportError:
+                return False
+            return True
+
+        wait_until(is_published)
+        assert _ids(_received(transport, broker.queue, 1)) == ["2"]
+
+
 def test_not_a_topic(transport: Transport) -> None:
     """A name that no topic can have says so, and what to write."""
     for name in ("a:b", "é", "..", "a b"):

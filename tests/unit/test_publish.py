@@ -34,4 +34,4 @@ def test_what_leads_nowhere() -> None:
 def test_a_wrong_url() -> None:
     """A wrong URL says what to type."""
     with pytest.raises(ConfigError, match="write"):
-        publish("kafka://x", "orders", [Message("1")])
+        publish("nats://x", "orders", [Message("1")])

@@ -41,7 +41,7 @@ _FOR_CONTENT = (
     KafkaError.POLICY_VIOLATION,
 )
 """Errors that the broker has for a whole batch, of which one record may be the reason."""
-_FOR_TOPIC = (*_NO_TOPIC, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION)
+_FOR_TOPIC = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION)
 
 
 def check_topic(name: str) -> str:
@@ -68,7 +68,7 @@ class Cluster:
         self._settings = settings
         self._lock = threading.Lock()
         self._known: set[str] = set()
-        """Topics that exist, or existed."""
+        """Topics that exist, or existed when they were last looked for."""
         self._admin: AdminClient | None = None
         self._producer: Producer | None = None
         self._observers: dict[str, Consumer] = {}
@@ -112,9 +112,10 @@ class Cluster:
                 if alone := self.publish(topic, [records[index]]):
                     refused[index] = alone[0]
             elif error.code() in (*_FOR_CONTENT, *_FOR_TOPIC):
-                self._known.discard(topic)
                 refused[index] = error
             else:
+                # It may have been deleted: whoever publishes again looks for it.
+                self._known.discard(topic)
                 raise failure(error)
         return refused
 
