@@ -32,7 +32,7 @@ SETTLE = "ledger/settle.py"
 CALLS = "ledger/ledger_calls.py"
 LIFECYCLE = "lifecycle/lifecycle.py"
 RETRY_QUEUE = "lifecycle/retry_queue.py"
-RETRIES = "consuming/retries.py"
+SOURCE = "consumer/source.py"
 TABLES = "stores/memory_tables.py"
 
 MUTANTS = [
@@ -264,9 +264,9 @@ MUTANTS = [
     ),
     Mutant(
         "what comes later runs before one of its order that waits",
-        RETRIES,
-        "answers.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))",
-        "answers.append(set())",
+        SOURCE,
+        "found.append(self._mailbox.lanes(self._queue.name, lanes))",
+        "found.append(set())",
         seed=33,
     ),
     Mutant(

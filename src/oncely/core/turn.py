@@ -111,6 +111,11 @@ class Turn:
     """The row that was taken from a queue in a store, where it was one."""
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
+    waits: bool = False
+    """Whether it does not run now, but waits in the ledger: behind another message of its order, or
+    for a worker that takes its type."""
+    took_s: float = 0.0
+    """Seconds that its handler, with the middleware, has run."""
 
     state: TurnState = TurnState.NEW
     progress: Progress = Progress.WAITING

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import cached_property
 
-from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
+from oncely.consumer.executor import Executor, LoopExecutor, ThreadExecutor
 from oncely.core.errors import HandlerDied
 from oncely.core.turn import fails_by_death
 from oncely.ledger.driver import run_inline
