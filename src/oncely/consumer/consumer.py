@@ -144,6 +144,8 @@ class Consumer:
                 "hand over a SQLAlchemy Engine or sessionmaker"
             )
         self._settings.begins, self._settings.is_together = source, together
+        # Without the ledger's database there is no transaction either.
+        self._change(on_outage="pause")
         return self
 
     def tries(self, tries: int) -> Self:

@@ -140,8 +140,8 @@ class Runner(_AnyRunner):
         turn, settings = self._entered(message), self._settings
         if turn.is_duplicate:
             return settings.joined.given_back(turn)
-        if turn.state is TurnState.NEW:
-            # Its claim is made in the transaction of its handler.
+        if settings.begins is not None and turn.link is None:
+            # Its claim is made in the transaction of its handler, or was made before.
             return run(
                 settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
             )
@@ -219,8 +219,8 @@ class AsyncRunner(_AnyRunner):
         turn, settings = self._entered(message), self._settings
         if turn.is_duplicate:
             return settings.joined.given_back(turn)
-        if turn.state is TurnState.NEW:
-            # Its claim is made in the transaction of its handler.
+        if settings.begins is not None and turn.link is None:
+            # Its claim is made in the transaction of its handler, or was made before.
             return await run_async(
                 settings.joined, settings.begins, turn, lambda link: self._work(turn, message, link)
             )

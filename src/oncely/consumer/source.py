@@ -13,6 +13,7 @@ from oncely.consumer.health import BrokerOutage
 from oncely.consumer.report import ConsumerReport
 from oncely.consumer.settings import ConsumerSettings
 from oncely.consumer.turn import DeliveryTurn
+from oncely.core.commands import Company
 from oncely.core.errors import MessageError, StoreDenied, StoreError, TransportError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import check_message
@@ -214,6 +215,9 @@ class DeliverySource:
             if turn.delivery.problem is not None:
                 raise MessageError(turn.delivery.problem)
             if lifecycle is not None:
+                # Other handlers begin only when their claims are committed.
+                has_no_trace = self._settings.begins is not None and turn.delivery.is_again
+                turn.company = Company.AGAIN if has_no_trace else Company.WINDOW
                 check_message(message, needs_id=False)
                 turn.fingerprint = fingerprint_of(message.body)
                 if self._settings.metadata_of is not None:

@@ -14,6 +14,7 @@ from oncely._util.later import Later
 from oncely.consumer.executor import Executor
 from oncely.consumer.order import Order
 from oncely.consumer.sender import Sender
+from oncely.core.commands import Company
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay, Ending
@@ -98,8 +99,13 @@ class Window(Generic[T]):
         self._begin_at = 0.0
         """`clock.monotonic()` at which they are claimed, without waiting for more."""
         self._in_flight: set[T] = set()
+        self._begun = 0
+        """How many of them would be at risk if this process died now."""
         self._ready: list[T] = []
         """Turns in flight that stood behind others, or were put off, and can run now."""
+        self._suspects: deque[T] = deque()
+        """Turns in flight that may have killed a worker, to be claimed and run one by one, while
+        nothing else is at risk here."""
         self._put_off: Later[T] = Later()
         """Turns in flight that stay here until their next try."""
         self._answered: list[T] = []
@@ -155,10 +161,12 @@ class Window(Generic[T]):
         """Give back what has not ended, and free all threads; after an error, too."""
         self.executor.stop()
         self._storing.shutdown()
-        # Claims in transactions cannot be seen before the transactions end.
-        if self.lifecycle is not None and not self.joins:
-            # What runs longer than the grace time, and what has not begun.
+        if self.lifecycle is not None:
+            # What runs longer than the grace time, and what has not begun. Claims in transactions
+            # cannot be seen before the transactions end.
             left = [*self._in_flight, *self._arrived]
+            if self.joins:
+                left = [turn for turn in left if turn.claims_ahead]
             run_inline(self.lifecycle.give_back(self.lifecycle.sync_driver, left))
             self.sink.give_back(left)
         self.executor.close()
@@ -173,6 +181,8 @@ class Window(Generic[T]):
     # ---- Taking and claiming -------------------------------------------------------------------
 
     def _take(self) -> None:
+        if self._suspects:
+            return  # What is taken meanwhile would be delivered again, if one of them kills.
         room = self.executor.room(self._under_way) - len(self._arrived)
         if room > 0:
             free = self.executor.free(self._under_way + len(self._arrived))
@@ -180,6 +190,8 @@ class Window(Generic[T]):
             self._arrived += self.source.take(room, free, 0.0 if is_busy else _IDLE_S)
 
     def _is_time_to_begin(self) -> bool:
+        if self._suspects:
+            return not self._begun
         if not (self._arrived or self._ready):
             return False
         is_full = self.executor.room(self._under_way) <= len(self._arrived)
@@ -188,24 +200,39 @@ class Window(Generic[T]):
         return is_full or is_idle or not is_early
 
     def _begin(self) -> None:
-        """Claim what has arrived or is ready, and run what is granted."""
-        arrived, self._arrived = self._arrived, []
-        self._in_flight.update(arrived)
-        turns, self._ready = [*self._ready, *self.order.enter(arrived)], []
-        self._begin_at = monotonic() + _GATHER_S
+        """Claim what has arrived or is ready, or one suspect, and run what is granted."""
+        if self._suspects and not self.executor.is_stopped:
+            turns = [self._suspects.popleft()]
+            turns[0].company = Company.ALONE
+        else:
+            arrived, self._arrived = self._arrived, []
+            self._in_flight.update(arrived)
+            turns = [*self._suspects, *self._ready, *self.order.enter(arrived)]
+            self._suspects.clear()
+            self._ready.clear()
+            self._begin_at = monotonic() + _GATHER_S
+        self._begun += len(turns)
         if self.executor.is_stopped:
             self._answered += turns
             return
         self.order.keep(turns)
         asking = [turn for turn in turns if turn.ending is None and turn.refusal is None]
-        if self.lifecycle is not None and not self.joins and asking:
-            self._claim(self.lifecycle, asking)
+        if self.lifecycle is not None and (claiming := [*filter(self._is_claimed_here, asking)]):
+            self._claim(self.lifecycle, claiming)
         running = [turn for turn in asking if self._is_to_run(turn)]
         if running:
             self.executor.start(running)
         if len(running) < len(turns):
             started = set(running)
-            self._answered += [turn for turn in turns if turn not in started]
+            self._answer([turn for turn in turns if turn not in started])
+
+    def _is_claimed_here(self, turn: T) -> bool:
+        """Whether its claim is committed before its handler begins. In a transactional consumer it
+        is, where the message may have killed a worker, which would leave no trace; and of a retry,
+        which costs no more than that.
+        """
+        turn.claims_ahead = turn.company is Company.ALONE or turn.taken is not None
+        return turn.claims_ahead or not self.joins
 
     def _claim(self, lifecycle: Lifecycle, turns: Sequence[T]) -> None:
         """Claim all, and repeat that until the store answers. If this is stopped before that, the
@@ -223,8 +250,18 @@ class Window(Generic[T]):
 
     def _is_to_run(self, turn: T) -> bool:
         if turn.refusal is not None or turn.is_duplicate:
-            return self.runs_all
-        return self.joins or turn.is_to_run
+            return self.runs_all and not turn.is_suspect
+        return turn.is_to_run or (self.joins and not turn.claims_ahead)
+
+    def _answer(self, turns: Sequence[T]) -> None:
+        """Let these turns end: their handlers have run, or will not. Suspects begin anew, alone."""
+        for turn in turns:
+            if turn.is_suspect and not self.executor.is_stopped:
+                turn.begins_anew()
+                self._suspects.append(turn)
+                self._begun -= 1
+            else:
+                self._answered.append(turn)
 
     # ---- Ending --------------------------------------------------------------------------------
 
@@ -232,7 +269,8 @@ class Window(Generic[T]):
         """Have the ends of these turns and of others stored, and conclude those that are stored;
         return whether there were any.
         """
-        ended, self._answered = [*self._answered, *turns], []
+        self._answer(turns)
+        ended, self._answered = self._answered, []
         if ended:
             self.executor.learn(ended)
             while len(self._batches) >= _MOST_STORING:
@@ -276,6 +314,7 @@ class Window(Generic[T]):
         """
         future, turns = self._batches.popleft()
         put_off, now = future.result(), monotonic()
+        self._begun -= len(turns)
         for turn in put_off:
             verdict = None if turn.ending is None else turn.ending.verdict
             self._put_off.add(now + (verdict.delay_s if isinstance(verdict, Delay) else 0.0), turn)

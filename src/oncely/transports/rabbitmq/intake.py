@@ -167,7 +167,7 @@ class Intake(Channel):
         )
         count = times if self._settings.counts_deliveries else 1
         tag = Tag(self, number)
-        self._arrivals.put(Delivery(message, self._queue, count, tag, problem))
+        self._arrivals.put(Delivery(message, self._queue, count, tag, problem, redelivered))
         return self._allowance.see(len(sent.properties) + len(sent.body))
 
     def _grow(self) -> None:
