@@ -1,7 +1,7 @@
 from . import spark
 from ._util.version import __version__
 from .consumer import Consumer
-from .consuming.consumer_report import ConsumerReport
+from .consumer.report import ConsumerReport
 from .core.commands import (
     Busy,
     ClaimOutcome,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
-from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
+from oncely.core.commands import Ask, Company
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -176,15 +176,15 @@ def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
 
 def test_poison_is_told_once(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
     """Of a message that has killed its workers `failed` is told when it is given up."""
-    for _ in range(2):
-        granted(ledger.claim(Key("billing", "1"), "10s"))
+    for token in range(2):
+        ledger._settle_one(Ask(Key("billing", "1"), Policy(), 10.0, token, company=Company.ALONE))
         clock.advance(11)
     queue.put("1", "1")
     told: list[Exception] = []
     consumer = Consumer(queue, "in").idempotent(ledger, "billing").tries(2)
     report = consumer.failed(lambda error, _: told.append(error)).consume(print, drain=True)
     assert report.dead_lettered == 2
-    assert ["gave up after 2 attempts" in str(error) for error in told] == [True]
+    assert ["its worker died 2 times" in str(error) for error in told] == [True]
 
 
 def test_middleware_in_order(queue: Queue, ledger: Ledger) -> None:

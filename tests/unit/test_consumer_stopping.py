@@ -15,7 +15,7 @@ from tests.records import record_of
 from tests.unit.conftest import Outage, Queue, Sql, extended
 
 from oncely.consumer import Consumer
-from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consumer.report import ConsumerReport
 from oncely.core.errors import FencedError
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once

@@ -13,6 +13,7 @@ from oncely.core.commands import (
     Busy,
     Cancel,
     Command,
+    Company,
     Complete,
     Confirm,
     CountDelivery,
@@ -34,6 +35,7 @@ from oncely.core.commands import (
     Release,
     Reset,
     RunNow,
+    Suspect,
     TooOld,
     Waiting,
     Written,
@@ -153,6 +155,8 @@ AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0, version=DR
 SEND = then(fence=4, duplicates=1, version=DRAWN)
 """Granted for sending: no attempt, and no lease; one more delivery that does not run."""
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
+DIED = {"tenant": "a", "error": "its worker died 2 times"}
+DIED1 = {"tenant": "a", "error": "its worker died once"}
 REBORN = (((BIRTH >> 24) + 1) << 24) + 5
 """A release begins a new birth: the claim that is given back fits nothing any more."""
 TAKEN_BACK = then(State.FAILED, attempts=1, lease_until=None, version=REBORN)
@@ -356,7 +360,7 @@ POLICIES: list[Row] = [
     # Tries: attempts are counted when granted, so what kills its worker is limited too.
     (FAILED,    under(tries=3),                    12,  Granted,   AGAIN),
     (FAILED,    under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
-    (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
+    (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": DIED}),
     (HANDLED,   under(tries=1),                    12,  Handled,   SEND),
     (COMPLETED, under(tries=1),                    12,  Duplicate, then(duplicates=1)),
     # Duplicates that most of all cost no write.
@@ -428,8 +432,59 @@ REPETITIONS: list[Row] = [
     (ABSENT,    Release(FIRST),                    12,  Written,   GONE),
     (ABSENT,    RELEASE,                           12,  Fenced,    SAME),
 ]
+
+WINDOW, AGAIN_HERE, ALONE = (
+    replace(ASK, company=each) for each in (Company.WINDOW, Company.AGAIN, Company.ALONE)
+)
+MARKED = then(**{**AGAIN, "metadata": {"tenant": "a", "alone": 4}})
+"""Granted alone: its death will cost an attempt."""
+
+
+
+def in_window(ask: Ask) -> Ask:
+    """The same, asked together with others."""
+    return replace(ask, company=Company.WINDOW)
+
+
+def alone(ask: Ask) -> Ask:
+    """The same, while nothing else is at risk."""
+    return replace(ask, company=Company.ALONE)
+
+
+HOLD, ASIDE = under(on_in_doubt="hold"), under(on_in_doubt="dead_letter")
+ONCE_LEFT = {**MARKED, "attempts": 2}
+NEW_MARKED = NEW._replace(metadata={"tenant": "b", "alone": 1})
+
+COMPANIES: list[Row] = [
+    # stored    asked                              at   answered   then stored
+    # New, or failed: one that was delivered before may have killed a worker without a trace.
+    (ABSENT,    WINDOW,                            12,  Granted,   NEW),
+    (ABSENT,    AGAIN_HERE,                        12,  Suspect,   GONE),
+    (ABSENT,    ALONE,                             12,  Granted,   NEW_MARKED),
+    (FAILED,    WINDOW,                            12,  Granted,   AGAIN),
+    (FAILED,    AGAIN_HERE,                        12,  Suspect,   SAME),
+    (FAILED,    ALONE,                             12,  Granted,   MARKED),
+    # A claim that ran out may have killed its worker. In company that costs no attempt.
+    (IN_DOUBT,  WINDOW,                            12,  Suspect,   SAME),
+    (IN_DOUBT,  AGAIN_HERE,                        12,  Suspect,   SAME),
+    (IN_DOUBT,  ALONE,                             12,  Granted,   ONCE_LEFT),
+    (IN_DOUBT,  alone(under(tries=2)),             12,  Granted,   ONCE_LEFT),
+    (IN_DOUBT,  alone(under(tries=1)),             12,  Exhausted, {**GIVEN_UP, "metadata": DIED1}),
+    (IN_DOUBT,  in_window(probed(None)),           12,  Suspect,   SAME),
+    (IN_DOUBT,  alone(probed(None)),               12,  InDoubt,   SAME),
+    (IN_DOUBT,  alone(probed("not_happened")),     12,  Granted,   ONCE_LEFT),
+    (IN_DOUBT,  alone(probed("happened")),         12,  Duplicate, then(SENT, lease_until=None)),
+    (IN_DOUBT,  in_window(HOLD),                   12,  InDoubt,   SAME),
+    (IN_DOUBT,  alone(HOLD),                       12,  InDoubt,   SAME),
+    (IN_DOUBT,  in_window(ASIDE),                  12,  Exhausted, {**GIVEN_UP, "metadata": DOUBT}),
+    # All else is answered in any company.
+    *((HELD, command, 9, Busy, SAME) for command in (WINDOW, AGAIN_HERE, ALONE)),
+    *((HANDLED, command, 12, Handled, SEND) for command in (WINDOW, AGAIN_HERE, ALONE)),
+    *((EXHAUSTED, command, 12, Exhausted, SAME) for command in (WINDOW, AGAIN_HERE, ALONE)),
+    *((COMPLETED, c, 12, Duplicate, then(duplicates=1)) for c in (WINDOW, AGAIN_HERE, ALONE)),
+]
 # fmt: on
-ROWS = CELLS + POLICIES + REPETITIONS
+ROWS = CELLS + POLICIES + REPETITIONS + COMPANIES
 
 
 def _name(row: Row) -> str:
@@ -477,6 +532,56 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
         assert outcome.record == new
     is_counted = isinstance(outcome, Duplicate) and new != stored
     assert optional is (stand is COMPLETED and is_counted)
+
+
+# fmt: off
+DEATHS: list[tuple[dict[str, Any], Policy, type[Outcome], int, str | None]] = [
+    # metadata                     policy           answered   attempts  error
+    # The newest claim was made alone: its death costs an attempt, as no other does.
+    ({"alone": 3},                 Policy(tries=3), Granted,   3,        None),
+    ({"alone": 3},                 Policy(tries=2), Exhausted, 2,        "its worker died 2 times"),
+    # An earlier one was.
+    ({"alone": 2},                 Policy(tries=3), Granted,   2,        None),
+    ({"alone": 2},                 Policy(tries=2), Granted,   2,        None),
+    # It has also failed: not all of its attempts ended with a death.
+    ({"alone": 3, "error": "no"},  Policy(tries=2), Exhausted, 2,
+     "gave up after 2 attempts: nobody knows how the last one ended"),
+    # What a service that shares the table keeps there.
+    ({"alone": "yes"},             Policy(tries=2), Granted,   2,        None),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("metadata", "policy", "answered", "attempts", "error"), DEATHS)
+def test_a_death_costs_an_attempt_of_what_was_claimed_alone(
+    metadata: dict[str, Any],
+    policy: Policy,
+    answered: type[Outcome],
+    attempts: int,
+    error: str | None,
+) -> None:
+    """No other: nobody knows of a window's handlers which one has killed the worker."""
+    stored = BASE._replace(metadata=metadata)
+    outcome, new, _ = decide(stored, replace(ALONE, policy=policy), 12)
+    assert type(outcome) is answered
+    assert new is not None
+    assert new.attempts == attempts
+    if error is None:
+        assert new.metadata == {**metadata, "alone": 4}
+    else:
+        assert new.error == error
+
+
+def test_a_claim_alone_that_is_given_back_leaves_no_mark() -> None:
+    """The worker did not die: the next claim is counted as this one would have been."""
+    granted = decide(BASE, ALONE, 12)
+    assert isinstance(granted.outcome, Granted)
+    released = decide(granted.new, Release(granted.outcome.claim), 13).new
+    assert released is not None
+    assert (released.attempts, released.metadata) == (2, {"tenant": "a"})
+    again = decide(released, replace(ALONE, token=10), 14).new
+    assert again is not None
+    assert again.attempts == 2
 
 
 def test_busy_tells_when_to_come_back() -> None:

@@ -85,7 +85,7 @@ def relay(
 def _followed(relay: "Relay", ledger: "Ledger", running: Running, *, drain: bool) -> "RelayReport":
     from oncely._util.signals import StopEvent, end_at_once, on_signals
     from oncely.cli.monitoring import monitored
-    from oncely.consuming.health import Pulse
+    from oncely.consumer.health import Pulse
     from oncely.stores.store import Backlog
 
     stop, pulse = StopEvent(), Pulse()

@@ -16,6 +16,7 @@ from oncely.core.change import Change, at_time
 from oncely.core.commands import (
     Ask,
     Command,
+    Company,
     Complete,
     Extend,
     Fail,
@@ -74,6 +75,8 @@ def terms_of(command: Command, horizon: float | None) -> Hashable:
     answered then.
     """
     if isinstance(command, Ask):
+        if command.company in (Company.AGAIN, Company.ALONE):
+            return None
         return Ask, command.lease_s, horizon is not None and is_too_old(command, horizon)
     if not isinstance(command, Held):
         return None

@@ -21,7 +21,7 @@ Ask by its token (`REPEATED`, below the table), a claim's command by what it has
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from oncely.core.change import REMOVAL, Change, Removal
 from oncely.core.commands import (
@@ -29,6 +29,7 @@ from oncely.core.commands import (
     Busy,
     Cancel,
     Command,
+    Company,
     Complete,
     Confirm,
     CountDelivery,
@@ -51,6 +52,7 @@ from oncely.core.commands import (
     Release,
     Reset,
     RunNow,
+    Suspect,
     TooOld,
     Waiting,
     Written,
@@ -179,38 +181,59 @@ def is_too_old(ask: Ask, horizon: float) -> bool:
 
 
 def _grant_first(_: None, ask: Ask, __: float) -> Decision:
-    version = version_of(ask.token, ask.count_from)
-    return Decision(
-        Granted(Claim(ask.key, 1, version, 1, metadata=ask.metadata)),
-        Change(
-            version,
-            {
-                "state": State.PROCESSING,
-                "attempts": 1,
-                "fence": 1,
-                "lease_s": ask.lease_s,
-                "metadata": ask.metadata,
-                "fingerprint": ask.fingerprint,
-            },
-        ),
-    )
+    if ask.company is Company.AGAIN:
+        return Decision(Suspect(None))
+    change = first_change(ask)
+    claim = Claim(ask.key, 1, change.version, 1, metadata=change.fields["metadata"])
+    return Decision(Granted(claim), change)
 
 
 def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
-    # A message that kills its worker never reaches Fail: attempts are counted and limited here.
     if ask.policy.is_spent(record.attempts):
         return _exhaust(record, ask, f"gave up after {record.attempts} attempts", now)
+    return _grant(record, ask, record.attempts + 1, now)
+
+
+def _grant_after_death(record: Record, ask: Ask, now: float) -> Decision:
+    # A message that kills its worker never reaches Fail: attempts are counted and limited here. Of
+    # claims in company, nobody knows which handler has killed the worker.
+    costs = ask.company is not Company.ALONE or _was_alone(record)
+    spent = record.attempts if costs else record.attempts - 1
+    if not ask.policy.is_spent(spent):
+        return _grant(record, ask, spent + 1, now)
+    how = f"its worker died {'once' if spent == 1 else f'{spent} times'}"
+    if record.error is not None:
+        how = f"gave up after {spent} attempts: nobody knows how the last one ended"
+    return _exhaust(record, ask, how, now)
+
+
+def _grant(record: Record, ask: Ask, attempts: int, now: float) -> Decision:
     change = Change(
         version_of(ask.token, record.version + 1),
         {
             "state": State.PROCESSING,
-            "attempts": record.attempts + 1,
+            "attempts": attempts,
             "fence": record.fence + 1,
             "lease_s": ask.lease_s,
             "fingerprint": record.fingerprint or ask.fingerprint,
         },
     )
+    if ask.company is Company.ALONE:
+        change = change.but(metadata=_claimed_alone(record.metadata, record.fence + 1))
     return Decision(Granted(claim_of(change.to(record, now), record)), change)
+
+
+_ALONE = "alone"
+"""In metadata: the fence of the last claim that was made alone."""
+
+
+def _claimed_alone(metadata: Mapping[str, Any] | None, fence: int) -> Mapping[str, Any]:
+    return {**(metadata or {}), _ALONE: fence}
+
+
+def _was_alone(record: Record) -> bool:
+    """Whether the newest claim was made alone."""
+    return record.metadata is not None and record.metadata.get(_ALONE) == record.fence
 
 
 def _grant_the_same(record: Record, ask: Ask, now: float) -> Decision:
@@ -264,8 +287,19 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
 
 
 def first_change(ask: Ask) -> Change:
-    """What a first claim writes, which is always granted."""
-    return cast(Change, _grant_first(None, ask, 0.0).change)
+    """What a first claim writes."""
+    is_alone = ask.company is Company.ALONE
+    return Change(
+        version_of(ask.token, ask.count_from),
+        {
+            "state": State.PROCESSING,
+            "attempts": 1,
+            "fence": 1,
+            "lease_s": ask.lease_s,
+            "metadata": _claimed_alone(ask.metadata, 1) if is_alone else ask.metadata,
+            "fingerprint": ask.fingerprint,
+        },
+    )
 
 
 def first_completion(ask: Ask) -> Change:
@@ -317,6 +351,8 @@ def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
         return Decision(Waiting(record, due))
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
+        case "retry" if ask.company is Company.AGAIN:
+            return Decision(Suspect(record))
         case "retry":
             return _grant_again(record, ask, now)
         case "skip":
@@ -327,12 +363,14 @@ def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
 
 def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
     match ask.policy.on_in_doubt:
-        case "retry":
-            return _grant_again(record, ask, now)
         case "hold":
             return Decision(InDoubt(record))
         case "dead_letter":
             return _exhaust(record, ask, "in doubt: a claim ran out", now)
+        case _ if ask.company in (Company.WINDOW, Company.AGAIN):
+            return Decision(Suspect(record))
+        case "retry":
+            return _grant_after_death(record, ask, now)
         case _:
             return _after_probe(record, ask, now)
 
@@ -344,7 +382,7 @@ def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
             change = completion(record.version)
             return Decision(Duplicate(change.to(record, now)), change)
         case "not_happened":
-            return _grant_again(record, ask, now)
+            return _grant_after_death(record, ask, now)
         case _:
             return Decision(InDoubt(record))
 

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from oncely._util.chance import CHANCE
-from oncely.core.commands import Ask, Command
+from oncely.core.commands import Ask, Command, Company
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import MessageError
 from oncely.core.ids import check_fingerprint
@@ -85,6 +85,7 @@ def ask_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> Ask:
         drawn % (1 << _START_BITS),
         sent_at,
         taken is not None,
+        turn.company,
     )
 
 
@@ -128,6 +129,7 @@ def to_claim(
         repeat(CHANCE.getrandbits(_START_BITS), count),
         _each("sent_at", sent_at, count),
         repeat(_NOT_TAKEN, count),
+        repeat(Company.NONE, count),
     )
     return [*map(_ASK, zip(*columns, strict=False))]
 

@@ -15,6 +15,7 @@ from oncely._util.signals import is_process_stopping
 from oncely.core.commands import (
     Ask,
     ClaimOutcome,
+    Company,
     Complete,
     Extend,
     Fail,
@@ -26,6 +27,7 @@ from oncely.core.commands import (
     MarkHandled,
     Outcome,
     Release,
+    Suspect,
     Written,
 )
 from oncely.core.durations import Duration, lease_seconds
@@ -279,6 +281,8 @@ class Lifecycle:
                     turn.granted(claim)
                 case InDoubt(record) if self._is_to_be_probed(turn):
                     doubted.append((turn, record))
+                case Suspect():
+                    turn.suspected(outcome)
                 case UnreadableRow():
                     turn.refused(outcome)
                 case _ if not isinstance(outcome, Exception):
@@ -372,6 +376,7 @@ class Lifecycle:
         """The transaction in which the ends of these are stored is committed."""
         reached("after_commit")
         self.outage.over("transactions")
+        self.let_go([turn for turn in turns if turn.claims_ahead])
         for turn in turns:
             self.end(turn)
             if turn.refusal is None:
@@ -574,8 +579,8 @@ class Lifecycle:
     # ---- Transactions that were undone -----------------------------------------------------------
 
     async def after_rollback(self, driver: Driver, turn: Turn, error: BaseException) -> None:
-        """The transaction of this turn, its claim included, was undone by `error`: record that
-        where it is a failure of the handler.
+        """The transaction of this turn, with the claim that was made in it, was undone by `error`:
+        record that where it is a failure of the handler.
         """
         if turn.refusal is error:
             turn.ended_by(turn.refusal)
@@ -584,7 +589,7 @@ class Lifecycle:
             await self.leave_in_doubt(driver, [turn], error)
             return
         is_failure = self._is_failure(turn, error)
-        turn.begins_anew()
+        turn.undone()
         if is_failure:
             await self.record_failure(driver, turn, error)
         elif isinstance(error, Exception):
@@ -595,7 +600,10 @@ class Lifecycle:
                     exc_info=error,
                     extra={"event": "transaction_failed", **self.logged_of([turn])},
                 )
-            turn.ended_by(error)
+            if turn.claim is None:
+                turn.ended_by(error)
+            else:
+                turn.refused(error)
         else:
             turn.started()
             turn.stopped(self.policy)
@@ -620,6 +628,9 @@ class Lifecycle:
         the error, and left to run out.
         """
         held = [turn for turn in turns if turn.claim is not None]
+        self.let_go(held)
+        if len(held) == 1:
+            held[0].company = Company.ALONE  # It was no other message.
         for turn in turns:
             turn.begins_anew()
         for turn in held:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pyarrow import RecordBatch
 
 from oncely._util.later import Later
-from oncely.consuming.sending import Sending
+from oncely.consumer.sender import Sender
 from oncely.core.commands import ClaimOutcome, Granted, Mismatch, Outcome, TooOld, Waiting
 from oncely.core.control import Reject
 from oncely.core.errors import StoreError, UnreadableRow, reason_of
@@ -110,11 +110,11 @@ class ChunkTask(ABC):
             self._lifecycle.retry_queue = RetryQueue(options.consumer)
         self._opened = ExitStack()
         """The resources to close at the end of the run."""
-        self._sending: Sending | None = None
+        self._sending: Sender | None = None
         if options.transport is not None:
             transport = self._opened.enter_context(closing(open_named_transport(options.transport)))
             relay = Relay(ledger, transport)
-            self._sending = Sending(relay, ledger.mailbox, options.consumer)
+            self._sending = Sender(relay, ledger.mailbox, options.consumer)
             self._opened.callback(self._sending.close, _SEND_S)
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
-from oncely.consuming.health import BrokerOutage
+from oncely.consumer.health import BrokerOutage
 from oncely.core.errors import BrokerRefused, TransportError
 from oncely.core.verdicts import Ack
 from oncely.spark.rabbitmq.source_options import RabbitmqOptions

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import Any
 
 from oncely._util.clock import monotonic
-from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.health import Health
+from oncely.consumer.health import Health
+from oncely.consumer.report import ConsumerReport
 
 _SEND_EVERY_S = 0.2
 _LINES_BYTES = 1 << 16

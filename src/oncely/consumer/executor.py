@@ -1,6 +1,7 @@
-"""Executors: threads for handlers that are not async, an event loop for async handlers."""
+"""Executor: runs turns, in threads or, where handlers are async, in an event loop."""
 
 import asyncio
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -11,12 +12,22 @@ from typing import Any, Generic, TypeVar
 
 from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
-from oncely.core.turn import Turn, TurnState
+from oncely.core.turn import Progress, Turn, TurnState
 
 _log = EventLog(__name__)
 
 _TELL_S = 0.005
 """How long an ended turn may wait for others to be collected together."""
+_LEARNS = 0.3
+"""The weight of the last observation in the moving average of how long a turn takes."""
+_GROWS = 4
+_UNTRIED = 64
+"""The largest window after only duplicates were seen: a new message may take long."""
+_QUICK_S = 0.2
+"""A handler faster than this is quick: messages may wait for it, and need no other worker."""
+_WINDOW_S = 0.1
+"""A window is handled in about this time: a killed process leaves no more than that in doubt, and
+other workers find work while a slow handler runs."""
 _SHARES = 4
 """Into how many parts each thread's share of a window is split, so that no thread has too much."""
 _CLOSE_S = 1.0
@@ -26,7 +37,8 @@ T_Turn = TypeVar("T_Turn", bound=Turn)
 
 
 class Executor(ABC, Generic[T_Turn]):
-    """Runs a limited number of turns at a time, and reports which have ended.
+    """Runs `count` turns at a time, and reports which have ended. It says how many it can take, by
+    how long turns have taken lately: at most `most` together.
 
     Its threads do not outlive the process, and do not keep it from ending.
     """
@@ -34,11 +46,55 @@ class Executor(ABC, Generic[T_Turn]):
     is_stopped = False
     """Whether turns that have not started are returned without running."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int, most: int = 1) -> None:
+        self._count = count
+        self._most = most
         self._ended: deque[T_Turn] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Set when several turns have ended: the collector is not woken for each."""
         self._collect_at = 0.0
+        self._turn_s: float | None = None
+        """Seconds that one turn takes."""
+        self._window = count
+        """How many turns are claimed together."""
+        self._quick_at = -math.inf
+        """`clock.monotonic()` when the last quick turn ended."""
+
+    # ---- How many it can take ------------------------------------------------------------------
+
+    def room(self, under_way: int) -> int:
+        """How many more turns may be taken."""
+        return min(self._window, 2 * self._window - under_way)
+
+    def free(self, under_way: int) -> int:
+        """How many more turns would begin soon: as many as there are idle handlers; any number, if
+        handlers end quickly.
+        """
+        are_quick = monotonic() - self._quick_at < _QUICK_S
+        return self._most if are_quick else self._count - under_way
+
+    def learn(self, turns: Sequence[T_Turn]) -> None:
+        """Learn from the time that these turns have taken."""
+        if any(turn.took_s < _QUICK_S for turn in turns):
+            self._quick_at = monotonic()
+        took = [turn.took_s for turn in turns if turn.progress > Progress.WAITING]
+        if not took:
+            self._widen(min(self._most, _UNTRIED))
+            return
+        mean_s = sum(took) / len(took)
+        before_s = mean_s if self._turn_s is None else self._turn_s
+        self._turn_s = before_s + _LEARNS * (mean_s - before_s)
+        fitting = math.ceil(self._count * _WINDOW_S / max(self._turn_s, 1e-6))
+        if fitting > self._window:
+            self._widen(min(self._most, fitting))
+        else:
+            self._window = max(self._count, fitting)
+
+    def _widen(self, most: int) -> None:
+        # Slowly: the first turns may differ from the others.
+        self._window = max(self._window, min(most, _GROWS * self._window))
+
+    # ---- Running -------------------------------------------------------------------------------
 
     @abstractmethod
     def start(self, turns: Sequence[T_Turn]) -> None:
@@ -51,7 +107,13 @@ class Executor(ABC, Generic[T_Turn]):
 
     def collect(self, timeout_s: float) -> list[T_Turn]:
         """The turns that have ended since the last call; waits at most so long."""
-        is_rung = self._is_rung(timeout_s)
+        is_rung = True
+        try:
+            self._bell.get(timeout_s > 0, timeout_s)
+            while not self._bell.empty():
+                self._bell.get_nowait()
+        except Empty:
+            is_rung = False
         now = monotonic()
         if not (is_rung or self.is_stopped or now >= self._collect_at):
             return []
@@ -61,15 +123,6 @@ class Executor(ABC, Generic[T_Turn]):
     def ring(self) -> None:
         """Wake the thread that waits in `collect`."""
         self._bell.put(None)
-
-    def _is_rung(self, timeout_s: float) -> bool:
-        try:
-            self._bell.get(timeout_s > 0, timeout_s)
-        except Empty:
-            return False
-        while not self._bell.empty():
-            self._bell.get_nowait()
-        return True
 
     def stop(self) -> None:
         """Start no more turns."""
@@ -89,12 +142,12 @@ class ThreadExecutor(Executor[T_Turn]):
         self,
         run: Callable[[T_Turn], None],
         count: int,
+        most: int = 1,
         run_many: Callable[[Sequence[T_Turn]], None] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(count, most)
         self._run = run
         self._run_many = run_many
-        self._count = count
         self._pid = os.getpid()
         self._waiting: SimpleQueue[Sequence[T_Turn] | None] = SimpleQueue()
         for number in range(count):
@@ -136,8 +189,10 @@ class ThreadExecutor(Executor[T_Turn]):
 class LoopExecutor(Executor[T_Turn]):
     """An asyncio event loop on its own thread, in which at most `count` turns run at a time."""
 
-    def __init__(self, run: Callable[[T_Turn], Coroutine[Any, Any, None]], count: int) -> None:
-        super().__init__()
+    def __init__(
+        self, run: Callable[[T_Turn], Coroutine[Any, Any, None]], count: int, most: int = 1
+    ) -> None:
+        super().__init__(count, most)
         self._run = run
         self._free = count
         self._waiting: deque[T_Turn] = deque()

@@ -1,4 +1,4 @@
-"""Sending: deferred messages are sent on a thread of its own, so that no message waits for it."""
+"""Sender: deferred messages are sent on a thread of its own, so that no message waits for it."""
 
 import threading
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _FIRST_LOOK_S = 2.0
 _MOST = 100
 
 
-class Sending:
+class Sender:
     """Sends through `relay` the deferred messages of `consumer`; after a failure it tries again a
     while later. Now and then it also sends what workers that died have left.
 

@@ -1,27 +1,32 @@
-"""Lanes: the deliveries of one message, or of one ordering key, run one at a time."""
+"""Order: the deliveries of one message, or of one ordering key, run one at a time."""
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
-from oncely.consuming.turn import DeliveryTurn
+from oncely.consumer.source import DueRetries
+from oncely.core.turn import AFTER_DOUBT, BEHIND, Turn
 from oncely.core.verdicts import End
 
+T = TypeVar("T", bound=Turn)
 
-class Lanes:
+
+class Order(Generic[T]):
     """Lets a turn through if no turn of its lane is in front of it.
 
     Copies of a message stand behind it. If `is_ordered`, a message also stands behind earlier
-    messages with the same ordering key.
+    messages with the same ordering key: here and, with `retries`, those that wait in the ledger.
     """
 
-    def __init__(self, *, is_ordered: bool) -> None:
+    def __init__(self, *, is_ordered: bool, retries: DueRetries | None = None) -> None:
         self._is_ordered = is_ordered
-        self._behind: dict[Hashable, deque[DeliveryTurn] | None] = {}
+        self._retries = retries if is_ordered else None
+        self._behind: dict[Hashable, deque[T] | None] = {}
         """The turns behind the one in front, by lane."""
 
-    def enter(self, turns: Sequence[DeliveryTurn]) -> list[DeliveryTurn]:
+    def enter(self, turns: Sequence[T]) -> list[T]:
         """Add these turns; return those that stand in front."""
-        first: list[DeliveryTurn] = []
+        first: list[T] = []
         for turn in turns:
             lane = self._lane(turn)
             if lane is None:
@@ -35,9 +40,24 @@ class Lanes:
                 self._behind[lane] = behind
         return first
 
-    def leave(self, turns: Sequence[DeliveryTurn]) -> list[DeliveryTurn]:
+    def keep(self, turns: Sequence[T]) -> None:
+        """End those new turns of which an earlier message of their order waits in the ledger: they
+        wait behind it, there.
+        """
+        new = [turn for turn in turns if turn.taken is None and turn.ending is None]
+        if self._retries is None or not (lanes := self._retries.lanes_of(new)):
+            return
+        closed = self._retries.closed({*lanes.values()})
+        for turn in new:
+            if closed is None:
+                turn.ended_as(AFTER_DOUBT)
+            elif lanes.get(turn) in closed:
+                turn.ended_as(BEHIND)
+                turn.waits = True
+
+    def leave(self, turns: Sequence[T]) -> list[T]:
         """Remove these turns, which are done; return those that stand in front now."""
-        ready: list[DeliveryTurn] = []
+        ready: list[T] = []
         for turn in turns:
             lane = self._lane(turn)
             behind = self._behind.pop(lane, None)
@@ -54,7 +74,7 @@ class Lanes:
                 self._behind[lane] = behind
         return ready
 
-    def _lane(self, turn: DeliveryTurn) -> Hashable | None:
-        if self._is_ordered and turn.message.key is not None:
+    def _lane(self, turn: T) -> Hashable | None:
+        if self._is_ordered and turn.message is not None and turn.message.key is not None:
             return turn.message.key
         return turn.key

@@ -7,12 +7,12 @@ from typing import Any, Self, TypeVar, overload
 
 from oncely._util.garbage import rarely_collecting
 from oncely._util.signals import StopEvent, end_at_once, on_signals
-from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.handlers import Handler, check_pattern
-from oncely.consuming.health import Pulse
-from oncely.consuming.loop import Consuming
-from oncely.consuming.running import check_together
-from oncely.consuming.settings import ConsumerSettings, Listener, MetadataOf
+from oncely.consumer.health import Pulse
+from oncely.consumer.loop import run
+from oncely.consumer.report import ConsumerReport
+from oncely.consumer.routes import Handler, check_pattern
+from oncely.consumer.runner import check_together
+from oncely.consumer.settings import ConsumerSettings, Listener, MetadataOf
 from oncely.core.destination import check_destination
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, MessageError
@@ -73,7 +73,7 @@ class Consumer:
         them. `on_unknown_type` of the policy decides about any other message that comes. `*` stands
         for a word between dots, `#` for any number of words.
         """
-        self._settings.handlers.events += map(check_pattern, types)
+        self._settings.routes.events += map(check_pattern, types)
         return self
 
     @overload
@@ -87,13 +87,13 @@ class Consumer:
         besides. It may be async.
         """
         if len(types) == 1 and callable(types[0]):
-            self._settings.handlers.add(types[0])
+            self._settings.routes.add(types[0])
             return types[0]
         for each in types:
             check_pattern(each)
 
         def registered(function: F) -> F:
-            self._settings.handlers.add(function, types)
+            self._settings.routes.add(function, types)
             return function
 
         return registered
@@ -144,6 +144,8 @@ class Consumer:
                 "hand over a SQLAlchemy Engine or sessionmaker"
             )
         self._settings.begins, self._settings.is_together = source, together
+        # Without the ledger's database there is no transaction either.
+        self._change(on_outage="pause")
         return self
 
     def tries(self, tries: int) -> Self:
@@ -258,15 +260,14 @@ class Consumer:
             with opened as transport, signals:
                 # The loop asks on every turn.
                 self._stop.on_asked = self.pulse.beat
-                topics = settings.handlers.topics
+                topics = settings.routes.topics
                 transport.subscribe(self.queue, topics, alone=settings.is_ordered)
                 if self._ledger is not None:
                     self._ledger.recorder.works_as("consumer", settings.name)
-                consuming = Consuming(
-                    settings, transport, self._stop, on_progress, self.pulse, drains=drain
-                )
                 with rarely_collecting():
-                    return consuming.run()
+                    return run(
+                        settings, transport, self._stop, on_progress, self.pulse, drains=drain
+                    )
         finally:
             self._stop.clear()
 
@@ -279,10 +280,10 @@ class Consumer:
     def _for_a_run(self, handler: Handler | None) -> ConsumerSettings:
         settings = replace(
             self._settings,
-            handlers=self._settings.handlers.with_rest(handler),
+            routes=self._settings.routes.with_rest(handler),
             policy=replace(self._settings.policy, **self._changes),
         )
-        if not settings.handlers.all:
+        if not settings.routes.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
         if self._ledger is not None:
             settings.lifecycle = Lifecycle.under(self._ledger, settings.name, settings.policy)
@@ -299,7 +300,7 @@ class Consumer:
             raise ConfigError("transactional: no ledger is known; add .idempotent(ledger, name)")
         names = ["messages" if settings.is_together else "message"]
         names += [] if settings.begins is None else ["connection"]
-        for handler in settings.handlers.all:
+        for handler in settings.routes.all:
             check_takes(handler, "handler", names)
             if settings.lifecycle is not None:
                 settings.lifecycle.serializer_of(handler)
@@ -313,14 +314,14 @@ class Consumer:
             )
         if settings.begins is None or self._ledger is None:
             return
-        if settings.are_async and not settings.handlers.are_async:
+        if settings.are_async and not settings.routes.are_async:
             raise ConfigError(
                 "transactional: a middleware is async, and the handlers are not; write both as "
                 "`async def`, with an AsyncEngine"
             )
         if settings.is_together:
             check_together(settings)
-        for handler in settings.handlers.all:
+        for handler in settings.routes.all:
             check_transaction(settings.begins, handler, self._ledger)
 
 

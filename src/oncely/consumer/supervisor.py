@@ -1,8 +1,8 @@
-"""Supervising: worker processes, restarted when they die; none outlives its supervisor.
+"""Supervisor: worker processes, restarted when they die; none outlives its supervisor.
 
 A worker is a program of its own, started by its command line, not a child of `multiprocessing`:
 nothing of this process is copied, pickled or run again in it, you can start it by hand in the same
-way, and its death has an exit code. `consuming/lifeline.py` connects the two.
+way, and its death has an exit code. `consumer/lifeline.py` connects the two.
 """
 
 import signal
@@ -17,9 +17,9 @@ from typing import Protocol
 
 from oncely._util.clock import monotonic
 from oncely._util.pauses import Backoff
-from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.health import Health
-from oncely.consuming.lifeline import Listener
+from oncely.consumer.health import Health
+from oncely.consumer.lifeline import Listener
+from oncely.consumer.report import ConsumerReport
 from oncely.core.errors import ConfigError, OncelyError
 
 _LOOK_EVERY_S = 0.05

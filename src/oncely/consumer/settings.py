@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncely.consuming.handlers import Handlers
+from oncely.consumer.routes import Routes
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.lifecycle.lifecycle import Lifecycle
-from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.wrapping import is_async
 from oncely.middleware.chain import BothWays, Middleware
 
@@ -24,7 +23,7 @@ class ConsumerSettings:
     name: str
     """The name of the consumer."""
     queue: str
-    handlers: Handlers = field(default_factory=Handlers)
+    routes: Routes = field(default_factory=Routes)
     outer: list[Middleware] = field(default_factory=list)
     """The middleware of every message, duplicates too."""
     inner: list[Middleware] = field(default_factory=list)
@@ -48,12 +47,7 @@ class ConsumerSettings:
     def are_async(self) -> bool:
         """Whether any handler or middleware is async."""
         middleware = (each for each in (*self.outer, *self.inner) if not isinstance(each, BothWays))
-        return self.handlers.are_async or any(map(is_async, middleware))
-
-    @property
-    def retry_queue(self) -> RetryQueue | None:
-        """Where messages wait in the ledger, if the ledger keeps messages."""
-        return None if self.lifecycle is None else self.lifecycle.retry_queue
+        return self.routes.are_async or any(map(is_async, middleware))
 
     @property
     def joined(self) -> Lifecycle:

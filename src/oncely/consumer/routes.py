@@ -1,4 +1,4 @@
-"""Handlers: which function takes a message, by its type."""
+"""Routes: which handler takes a message, by its type."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -11,7 +11,7 @@ from oncely.lifecycle.wrapping import check_function, is_async, name_of
 Handler = Callable[..., Any]
 
 
-class Handlers:
+class Routes:
     """One handler for each type or pattern of types, and at most one for all other types.
 
     A pattern is a topic's: words between dots, `*` for any one word, `#` for any number of words.
@@ -43,7 +43,7 @@ class Handlers:
                 raise ConfigError(f"handler: {each!r} has a handler already")
             self._by_pattern[check_pattern(each)] = handler
 
-    def with_rest(self, handler: Handler | None) -> "Handlers":
+    def with_rest(self, handler: Handler | None) -> "Routes":
         """The same handlers; `handler`, if given, takes the types that no other takes."""
         more = copy(self)
         if handler is not None:
