@@ -51,6 +51,7 @@ _FIRST = (
         "tests/integration/test_rabbitmq_faults.py",
         "tests/spark/test_submit.py",
     ),
+    *("tests/web/test_browser.py", "tests/web/test_command.py"),
 )
 """What takes longest, the longest first: none of it is to be left alone at the end."""
 
