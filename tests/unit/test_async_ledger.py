@@ -62,9 +62,10 @@ def waiting(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> threading.Semaph
     handed_over = threading.Semaphore(0)
     put = ledger._group_commit.put
 
-    def tell(call: Any) -> None:
-        put(call)
-        handed_over.release()
+    def tell(*calls: Any) -> None:
+        put(*calls)
+        for _ in calls:
+            handed_over.release()
 
     monkeypatch.setattr(ledger._group_commit, "put", tell)
     return handed_over

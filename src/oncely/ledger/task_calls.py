@@ -70,6 +70,6 @@ def _asked(group_commit: GroupCommit, command: Command) -> "tuple[Call, asyncio.
 
 
 def _hand_over(group_commit: GroupCommit, loop: asyncio.AbstractEventLoop) -> None:
-    for call, done in group_commit.asked.pop(loop, ()):
-        if not done.cancelled():
-            group_commit.put(call)
+    asked = group_commit.asked.pop(loop, ())
+    group_commit.put(*[call for call, done in asked if not done.cancelled()])
+    loop.call_later(group_commit.stall_s, group_commit.hurry)
