@@ -336,8 +336,8 @@ MUTANTS = [
     Mutant(
         "what a handler has sent is dropped",
         LIFECYCLE,
-        "            sent = turn.sent()\n",
-        "            sent = turn.sent()[:0]\n",
+        "        sent = turn.sent()\n",
+        "        sent = turn.sent()[:0]\n",
     ),
     Mutant(
         "what could not be stored is acknowledged",

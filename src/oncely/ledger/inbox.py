@@ -53,9 +53,6 @@ class Inbox(LedgerCalls):
         self._settler = Settler(transaction, observer, beliefs)
         self._transaction = transaction
 
-    def _settle_one(self, command: Command) -> Outcome:
-        return self._settle([command])[0]
-
     def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         return self._settler.settle(commands)
 

@@ -42,9 +42,9 @@ T = TypeVar("T")
 class LedgerCalls(ABC):
     """The calls of a ledger that concern messages."""
 
-    @abstractmethod
     def _settle_one(self, command: Command) -> Outcome:
         """The outcome of a single call."""
+        return self._settle([command])[0]
 
     @abstractmethod
     def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:

@@ -209,7 +209,8 @@ class Settler:
                     answers = answers if is_one else answers_of(decision.outcome, case, alike)
                     written: Collection[Key] = self._write(case, horizons)
                 else:
-                    written = self._store.delete([*map(_believed_of, alike)])
+                    held = cast(Sequence[Held], alike)
+                    written = self._store.delete([(e.claim.key, e.claim.version) for e in held])
             except KeysLocked as error:
                 locked |= error.keys
                 written = error.written
@@ -257,16 +258,12 @@ class Settler:
             return 0.0, []
         there = [(n, command, loaded.records.get(command.key)) for n, command in left]
         # Of no others: what was believed of a consumer whose records are all there may be wrong.
-        read = self._read_horizons([command for _, command, record in there if record is None])
-        horizons.clear()
-        horizons |= read
-        return loaded.now, there
-
-    def _read_horizons(self, commands: Sequence[Command]) -> BelievedHorizons:
-        names = _with_horizon(commands)
+        names = _with_horizon([command for _, command, record in there if record is None])
         read = self._store.horizons(names) if names else {}
-        self.beliefs.horizons |= {name: read.get(name) for name in names}
-        return {name: read.get(name) for name in names}
+        horizons.clear()
+        horizons |= {name: read.get(name) for name in names}
+        self.beliefs.horizons |= horizons
+        return loaded.now, there
 
     def _round(
         self,
@@ -368,11 +365,6 @@ def _with_horizon(commands: Sequence[Command]) -> set[str]:
         if isinstance(command, Ask) and command.sent_at is not None and depends_on_horizon(command):
             names.add(command.key.consumer)
     return names
-
-
-def _believed_of(command: Command) -> Believed:
-    claim = cast(Held, command).claim
-    return claim.key, claim.version
 
 
 def _locked(key: Key) -> KeysLocked:

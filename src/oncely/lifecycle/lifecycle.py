@@ -274,12 +274,12 @@ class Lifecycle:
         """Note in the turns what the ledger has answered; return those that a probe has to find
         out about, with their records.
         """
-        doubted = []
+        doubted, may_probe = [], callable(self.policy.on_in_doubt)
         for turn, outcome in zip(turns, outcomes, strict=True):
             match outcome:
                 case Granted(claim):
                     turn.granted(claim)
-                case InDoubt(record) if self._is_to_be_probed(turn):
+                case InDoubt(record) if may_probe and cast(Ask, turn.command).finding is None:
                     doubted.append((turn, record))
                 case Suspect():
                     turn.suspected(outcome)
@@ -288,9 +288,6 @@ class Lifecycle:
                 case _ if not isinstance(outcome, Exception):
                     turn.answered(cast(ClaimOutcome, outcome))
         return doubted
-
-    def _is_to_be_probed(self, turn: Turn) -> bool:
-        return callable(self.policy.on_in_doubt) and cast(Ask, turn.command).finding is None
 
     async def _hold(self, driver: Driver, claims: Sequence[Claim], asked_at: float) -> None:
         try:
@@ -488,11 +485,11 @@ class Lifecycle:
 
     def _write(self, turn: Turn, claim: Claim, ending: Ending) -> Write:
         """What is stored of a turn's end: its command, and what is kept and removed with it."""
+        sent = turn.sent()
         removed: Sequence[WaitingMessage] = ()
         if turn.queued is not None and self._is_removed(turn):
             removed = self._rows_in_queue([turn])
         if ending.end is End.COMPLETED:
-            sent = turn.sent()
             is_completed = self.completes and not sent
             command: Held = (Complete if is_completed else MarkHandled)(claim, turn.result)
             # A message that was delivered again may also wait, from an earlier attempt.
