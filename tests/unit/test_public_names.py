@@ -39,6 +39,7 @@ OURS = {
     "SyncDriver",
     "LedgerObserver",
     "RelayObserver",
+    "Suspect",
     "Unclaimed",
     "Write",
 }
