@@ -90,11 +90,11 @@ MUTANTS = [
         "case _ if ask.company is Company.AGAIN:",
     ),
     Mutant(
-        "tries are not limited when a claim is granted again",
+        "tries are not limited when a claim is granted after a death",
         RULES,
-        "    if ask.policy.is_spent(record.attempts):\n        return _exhaust",
-        "    if False:\n        return _exhaust",
-        seed=158,
+        "    if not ask.policy.is_spent(spent):\n        return _grant",
+        "    if True:\n        return _grant",
+        seed=316,
     ),
     Mutant(
         "a release takes the fence back",
@@ -215,7 +215,7 @@ MUTANTS = [
         "ledger/mailbox.py",
         "transaction.remove([each for each in done if each.number in held])",
         "transaction.remove(done)",
-        seed=597,
+        seed=2900,
     ),
     Mutant(
         "what is to be tried again is not kept with its record",

@@ -52,7 +52,7 @@ def run(
             hold_s = own.lease_s or _ENDLESS_HOLD_S
             retries = DueRetries(ledger.mailbox, own.retry_queue, hold_s, outage)
             relay = Relay(ledger, transport, hold=_HOLD)
-            sender = Sender(relay, ledger.mailbox, own.consumer)
+            sender = Sender(relay, ledger.mailbox, own.retry_queue)
 
     def concluded() -> None:
         if sender is not None:

@@ -44,16 +44,13 @@ class Order(Generic[T]):
         """End those new turns of which an earlier message of their order waits in the ledger: they
         wait behind it, there.
         """
-        new = [turn for turn in turns if turn.taken is None and turn.ending is None]
-        if self._retries is None or not (lanes := self._retries.lanes_of(new)):
+        if self._retries is None:
             return
-        closed = self._retries.closed({*lanes.values()})
-        for turn in new:
-            if closed is None:
-                turn.ended_as(AFTER_DOUBT)
-            elif lanes.get(turn) in closed:
-                turn.ended_as(BEHIND)
-                turn.waits = True
+        new = [turn for turn in turns if turn.taken is None and turn.ending is None]
+        behind = self._retries.behind(new)
+        for turn in new if behind is None else behind:
+            turn.ended_as(AFTER_DOUBT if behind is None else BEHIND)
+            turn.waits = behind is not None
 
     def leave(self, turns: Sequence[T]) -> list[T]:
         """Remove these turns, which are done; return those that stand in front now."""

@@ -93,7 +93,7 @@ class _AnyRunner:
             raise
 
     def _kept(self, turn: DeliveryTurn, result: Any) -> Any:
-        """The result of a handler, of which the turn keeps what will be stored."""
+        """The result of a handler; the turn has what the ledger keeps of it."""
         if turn.context is not None:
             turn.context.check_awaited()
         if self._settings.lifecycle is not None:

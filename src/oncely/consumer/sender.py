@@ -8,8 +8,10 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key
+from oncely.core.turn import Turn
 from oncely.core.waiting import OUTBOX
 from oncely.ledger.mailbox import LedgerMailbox
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.outbox import Relay
 
 _log = EventLog(__name__)
@@ -22,15 +24,16 @@ _MOST = 100
 
 
 class Sender:
-    """Sends through `relay` the deferred messages of `consumer`; after a failure it tries again a
-    while later. Now and then it also sends what workers that died have left.
+    """Sends through `relay` the deferred messages of a consumer, which keeps retries in `queue`;
+    after a failure it tries again a while later. Now and then it also sends what workers that died
+    have left.
 
     What is not sent before `close` stays in the ledger, for any relay.
     """
 
-    def __init__(self, relay: Relay, mailbox: LedgerMailbox, consumer: str) -> None:
+    def __init__(self, relay: Relay, mailbox: LedgerMailbox, queue: RetryQueue) -> None:
         self._mailbox = mailbox
-        self._consumer = consumer
+        self._queue = queue
         self._look_at = monotonic() + _FIRST_LOOK_S
         self.sent = 0
         """How many messages were sent so far."""
@@ -46,7 +49,7 @@ class Sender:
             "and are sent later",
             "sending_recovered",
             "deferred messages of '%(consumer)s' can be sent again after %(away_s)s s",
-            consumer=consumer,
+            consumer=queue.consumer,
         )
         self._thread = threading.Thread(target=self._work, name="oncely-sending", daemon=True)
         self._thread.start()
@@ -56,8 +59,11 @@ class Sender:
         """Whether messages wait to be sent, or are being sent."""
         return bool(self._unsent)
 
-    def send(self, keys: Iterable[Key]) -> None:
-        """Have the deferred messages of these sent."""
+    def send_of(self, turns: Iterable[Turn]) -> None:
+        """Have sent what these turns, which have ended, have left to be sent."""
+        keys = [key for turn in turns if (key := self._queue.sent_by(turn)) is not None]
+        if not keys:
+            return
         with self._changed:
             self._unsent |= dict.fromkeys(keys)
             self._changed.notify_all()
@@ -100,7 +106,9 @@ class Sender:
         """The messages with deferred messages that wait, of any worker."""
         self._look_at = monotonic() + _LOOK_S
         waiting = self._mailbox.listed(OUTBOX, _MOST)
-        return sorted({each.parent for each in waiting if each.parent.consumer == self._consumer})
+        return sorted(
+            {each.parent for each in waiting if each.parent.consumer == self._queue.consumer}
+        )
 
     def _rest(self) -> None:
         with self._changed:

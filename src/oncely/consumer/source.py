@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -103,17 +103,17 @@ class DueRetries:
             elif turn.taken is not None and self._queue.lane_of(turn.message) is not None:
                 self._expected.append(monotonic())
 
-    def lanes_of(self, turns: Sequence[T]) -> Mapping[T, str]:
-        """The lanes of those messages that may have to wait behind others."""
-        lanes = {turn: turn.message and self._queue.lane_of(turn.message) for turn in turns}
-        return {turn: lane for turn, lane in lanes.items() if lane}
-
-    def closed(self, lanes: Collection[str]) -> set[str] | None:
-        """Those of these lanes in which messages wait; None if the ledger cannot tell."""
+    def behind(self, turns: Sequence[T]) -> Sequence[T] | None:
+        """Those of these turns before which a message of their order waits; None if the ledger
+        cannot tell.
+        """
+        lanes = {turn: lane for turn in turns if (lane := self._queue.lane_of(turn.message))}
+        if not lanes:
+            return []
         found: list[set[str]] = []
         with self._noted("lanes"):
-            found.append(self._mailbox.lanes(self._queue.name, lanes))
-        return found[0] if found else None
+            found.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))
+        return [turn for turn, lane in lanes.items() if lane in found[0]] if found else None
 
     def are_none(self) -> bool:
         """Whether no message waits, due or not. False if the ledger cannot tell."""

@@ -158,13 +158,18 @@ class Window(Generic[T]):
             self.sender.close(max(0.0, until - monotonic()))
 
     def close(self) -> None:
-        """Give back what has not ended, and free all threads; after an error, too."""
+        """Give back what has not ended, and free all threads. After an error, what has ended is
+        stored, if that is possible.
+        """
         self.executor.stop()
+        if ended := [*self._answered, *self.executor.collect(0.0)]:
+            self._batches.append((self._storing.submit(self._store, ended), ended))
         self._storing.shutdown()
+        over = {turn for _, turns in self._batches for turn in turns}
         if self.lifecycle is not None:
             # What runs longer than the grace time, and what has not begun. Claims in transactions
             # cannot be seen before the transactions end.
-            left = [*self._in_flight, *self._arrived]
+            left = [turn for turn in (*self._in_flight, *self._arrived) if turn not in over]
             if self.joins:
                 left = [turn for turn in left if turn.claims_ahead]
             run_inline(self.lifecycle.give_back(self.lifecycle.sync_driver, left))
@@ -292,19 +297,14 @@ class Window(Generic[T]):
         if lifecycle is not None:
             run_inline(lifecycle.store(lifecycle.sync_driver, turns))
             # Dead letters that were not stored with their end, and what waits.
-            kept = [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]
-            for turn in (
-                run_inline(lifecycle.put_aside(lifecycle.sync_driver, kept)) if kept else ()
-            ):
-                turn.waits = False
+            if kept := [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]:
+                for turn in run_inline(lifecycle.put_aside(lifecycle.sync_driver, kept)):
+                    turn.waits = False
         for turn in turns:
             ending = turn.ending or turn.ended(self.policy, is_stopping=self.stop.is_set())
             self.sink.count(turn, ending)
-        queue = None if lifecycle is None else lifecycle.retry_queue
-        if self.sender is not None and queue is not None:
-            keys = [key for turn in turns if (key := queue.sent_by(turn)) is not None]
-            if keys:
-                self.sender.send(keys)
+        if self.sender is not None:
+            self.sender.send_of(turns)
         reached("before_acknowledge")
         return self.sink.acknowledge(turns)
 
@@ -312,8 +312,9 @@ class Window(Generic[T]):
         """Wait for the first batch that is being stored, and make ready what stood behind it.
         Raises the error with which storing it has ended.
         """
-        future, turns = self._batches.popleft()
+        future, turns = self._batches[0]
         put_off, now = future.result(), monotonic()
+        self._batches.popleft()
         self._begun -= len(turns)
         for turn in put_off:
             verdict = None if turn.ending is None else turn.ending.verdict

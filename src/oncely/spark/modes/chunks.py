@@ -114,7 +114,7 @@ class ChunkTask(ABC):
         if options.transport is not None:
             transport = self._opened.enter_context(closing(open_named_transport(options.transport)))
             relay = Relay(ledger, transport)
-            self._sending = Sender(relay, ledger.mailbox, options.consumer)
+            self._sending = Sender(relay, ledger.mailbox, RetryQueue(options.consumer))
             self._opened.callback(self._sending.close, _SEND_S)
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
@@ -294,7 +294,7 @@ class ChunkTask(ABC):
         self._start.journal.forget({turn.row.number for turn in turns})
         self._tell()
         if self._sending is not None:
-            self._sending.send([turn.key for turn in turns if turn.key and turn.may_have_sent])
+            self._sending.send_of(turns)
         self._count_too_old(too_old)
 
     def _keep_dead(self, turns: Sequence[RowTurn]) -> None:
