@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     Busy,
     Command,
     Complete,
@@ -186,7 +186,7 @@ class Metrics:
         answers = Counted(
             (command.key.consumer, _NAMES.get(type(result)))
             for command, result in zip(commands, results, strict=True)
-            if isinstance(command, Ask)
+            if isinstance(command, Acquire)
         )
         for (consumer, answer), count in answers.items():
             if answer is None:

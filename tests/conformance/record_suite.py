@@ -10,7 +10,7 @@ from tests.records import LEASE_S, Swap, fresh, insert, swap
 
 from oncely.core.cases import Case
 from oncely.core.change import Change
-from oncely.core.commands import Ask
+from oncely.core.commands import Acquire
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
 from oncely.core.rules import first_change
@@ -78,7 +78,7 @@ class RecordStatements:
         """
         keys = [fresh(str(n)).key for n in range(200)]
         versions = [(7 + step * n) << 24 for n in range(200)]
-        first = first_change(Ask(keys[0], Policy(), LEASE_S, 7, "f", {"tenant": "a"}))
+        first = first_change(Acquire(keys[0], Policy(), LEASE_S, 7, "f", {"tenant": "a"}))
         if there is not None:
             insert(store, [fresh(str(there), attempts=9, version=3 << 24)])
         others = {key for n, key in enumerate(keys) if n != there}

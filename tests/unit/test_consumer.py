@@ -13,7 +13,7 @@ from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
-from oncely.core.commands import Ask, Company
+from oncely.core.commands import Acquire, Company
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -177,7 +177,9 @@ def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
 def test_poison_is_told_once(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
     """Of a message that has killed its workers `failed` is told when it is given up."""
     for token in range(2):
-        ledger._settle_one(Ask(Key("billing", "1"), Policy(), 10.0, token, company=Company.ALONE))
+        ledger._settle_one(
+            Acquire(Key("billing", "1"), Policy(), 10.0, token, company=Company.ALONE)
+        )
         clock.advance(11)
     queue.put("1", "1")
     told: list[Exception] = []

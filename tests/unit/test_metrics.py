@@ -14,8 +14,8 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, queue_named, retries_of
+from oncely.ledger.arguments import Write
 from oncely.ledger.ledger import Ledger
-from oncely.ledger.writes import Write
 from oncely.metrics import Metrics
 from oncely.outbox import Relay
 from oncely.stores.memory_store import MemoryStore

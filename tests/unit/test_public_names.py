@@ -32,7 +32,7 @@ MADE_HERE = {
 }
 """Classes that users are given, and do not make."""
 OURS = {
-    "Ask",
+    "Acquire",
     "Case",
     "Held",
     "LedgerCalls",

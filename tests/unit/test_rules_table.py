@@ -9,7 +9,7 @@ import pytest
 from oncely.core import commands, rules
 from oncely.core.change import Change
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     Busy,
     Cancel,
     Command,
@@ -77,7 +77,7 @@ STORED: dict[Standing, Record | None] = {
 FORMER = BASE._replace(state=State.FAILED, attempts=1, fence=2, lease_until=None, version=BIRTH + 3)
 CLAIM = claim_of(BASE, FORMER)
 
-ASK = Ask(KEY, Policy(), lease_s=5.0, token=9, fingerprint="one", metadata={"tenant": "b"})
+ASK = Acquire(KEY, Policy(), lease_s=5.0, token=9, fingerprint="one", metadata={"tenant": "b"})
 CONFIRM = Confirm(CLAIM)
 MARK = MarkHandled(CLAIM, "first")
 COMPLETE = Complete(CLAIM, "new")
@@ -97,7 +97,7 @@ FORGET = Forget(KEY)
 def replace(command: C, **fields: Any) -> C:
     """The command with other fields."""
     other: Any = command
-    is_tuple = isinstance(command, Ask)
+    is_tuple = isinstance(command, Acquire)
     changed: C = other._replace(**fields) if is_tuple else dataclasses.replace(other, **fields)
     return changed
 
@@ -304,17 +304,17 @@ CELLS: list[Row] = [
 ]
 
 
-def under(finding: Finding | None = None, **policy: Any) -> Ask:
+def under(finding: Finding | None = None, **policy: Any) -> Acquire:
     """The same question under another policy."""
     return replace(ASK, policy=Policy(**policy), finding=finding)
 
 
-def probed(finding: Finding | None) -> Ask:
+def probed(finding: Finding | None) -> Acquire:
     """The same question where a probe is the policy, and has found this out."""
     return under(finding, on_in_doubt=lambda message: "unknown")
 
 
-def about(finding: Finding, fence: int) -> Ask:
+def about(finding: Finding, fence: int) -> Acquire:
     """The same where the probe was asked about the claim with that fence."""
     return replace(probed(finding), found_at=fence)
 
@@ -405,7 +405,7 @@ EARLIER = CLAIM._replace(version=(6 << 24) + 4)
 """The claim whose release began the record's birth."""
 
 
-def own(**policy: Any) -> Ask:
+def own(**policy: Any) -> Acquire:
     """The same asking under another policy."""
     return replace(OWN, policy=Policy(**policy))
 
@@ -441,12 +441,12 @@ MARKED = then(**{**AGAIN, "metadata": {"tenant": "a", "alone": 4}})
 
 
 
-def in_window(ask: Ask) -> Ask:
+def in_window(ask: Acquire) -> Acquire:
     """The same, asked together with others."""
     return replace(ask, company=Company.WINDOW)
 
 
-def alone(ask: Ask) -> Ask:
+def alone(ask: Acquire) -> Acquire:
     """The same, while nothing else is at risk."""
     return replace(ask, company=Company.ALONE)
 
@@ -517,7 +517,7 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
     stored = STORED[stand]
     outcome, new, optional = decide(stored, command, at)
     if isinstance(outcome, Granted | Handled):
-        assert isinstance(command, Ask)
+        assert isinstance(command, Acquire)
         assert new is not None
         assert outcome.claim._replace(former=None) == claim_of(new)
         if command.token != BIRTH >> 24:
@@ -598,7 +598,7 @@ def test_every_cell_has_a_row() -> None:
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
     held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
     others = (Finish, CountDelivery, Reset, Happened, RunNow, Cancel, Forget)
-    assert set(cells) == set(product((Ask, *held, *others), Standing))
+    assert set(cells) == set(product((Acquire, *held, *others), Standing))
     assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {
         ABSENT
     }
@@ -856,7 +856,7 @@ WAITS = [
 
 
 @pytest.mark.parametrize(("ask", "at", "answered"), WAITS)
-def test_waits(ask: Ask, at: float, answered: type[Outcome]) -> None:
+def test_waits(ask: Acquire, at: float, answered: type[Outcome]) -> None:
     """What waits in the ledger runs when it is due, for who has taken it there, and for nobody
     else.
     """
@@ -895,7 +895,7 @@ TOO_OLD = [
 
 @pytest.mark.parametrize(("stored", "ask", "horizon", "answered"), TOO_OLD)
 def test_too_old(
-    stored: Standing | None, ask: Ask, horizon: float | None, answered: type[Outcome]
+    stored: Standing | None, ask: Acquire, horizon: float | None, answered: type[Outcome]
 ) -> None:
     """What was sent before the horizon is too old, where there is no record; and never else."""
     record = None if stored is None else STORED[stored]

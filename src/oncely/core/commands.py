@@ -32,7 +32,7 @@ class Company(Enum):
     attempt."""
 
 
-class Ask(NamedTuple):
+class Acquire(NamedTuple):
     """Ask for a claim."""
 
     key: Key
@@ -175,7 +175,7 @@ class Forget(Unclaimed):
     """The one that the operator has seen; None for any."""
 
 
-Command = Ask | Held | Unclaimed
+Command = Acquire | Held | Unclaimed
 """Each has the key of its record."""
 
 # ---- What is answered --------------------------------------------------------------------------

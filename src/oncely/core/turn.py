@@ -23,7 +23,7 @@ from enum import IntEnum, auto
 from typing import Any, NamedTuple, Protocol, cast
 
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     ClaimOutcome,
     Company,
     Duplicate,
@@ -127,7 +127,7 @@ class Turn:
 
     state: TurnState = TurnState.NEW
     progress: Progress = Progress.WAITING
-    command: Ask | None = None
+    command: Acquire | None = None
     """What the ledger is asked about it: the same in every repetition."""
     outcome: ClaimOutcome | Suspect | Untracked | None = None
     """What the ledger has answered; or that it runs without being asked for."""
@@ -204,7 +204,7 @@ class Turn:
 
     # ---- Its claim -----------------------------------------------------------------------------
 
-    def asks(self, command: Ask) -> None:
+    def asks(self, command: Acquire) -> None:
         """The ledger is asked for the message; a second time after a probe."""
         self.state = _ASKED[self.state]
         self.key, self.command = command.key, command
@@ -467,11 +467,11 @@ class Event(dict[TurnState, TurnState]):
         raise AssertionError(f"a turn that is {state.name} cannot be {self.name}")
 
 
-_NEW, _ASK, _HLD, _UNT, _ANS, _END, _STO = TurnState
+_NEW, _ACQUIRE, _HLD, _UNT, _ANS, _END, _STO = TurnState
 ____ = None
 # fmt: off
 #                                    NEW   ASKED HELD  UNTR. ANSW. ENDED STORED
-_ASKED = Event("asked",              _ASK, _ASK, ____, ____, ____, ____, ____)
+_ASKED = Event("asked",              _ACQUIRE, _ACQUIRE, ____, ____, ____, ____, ____)
 _GRANTED = Event("granted",          _HLD, _HLD, ____, ____, ____, ____, ____)
 _ANSWERED = Event("answered",        ____, _ANS, ____, ____, ____, ____, ____)
 _UNTRACKED = Event("untracked",      _UNT, _UNT, ____, ____, ____, ____, ____)

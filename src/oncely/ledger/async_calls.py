@@ -22,10 +22,9 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.asking import to_ask
+from oncely.ledger.arguments import json_value, raise_if_fenced, renewed, to_acquire
 from oncely.ledger.ledger_calls import LedgerCalls
 from oncely.ledger.mailbox import Mailbox
-from oncely.ledger.writes import json_value, raise_if_fenced, renewed
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -84,7 +83,7 @@ class AsyncCalls(ABC):
         sent_at: float | None = None,
     ) -> ClaimOutcome:
         """Ask for the right to process the message `key` now."""
-        command = to_ask(
+        command = to_acquire(
             key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
         )
         return cast(ClaimOutcome, await self._settle_one(command))

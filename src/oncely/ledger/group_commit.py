@@ -23,8 +23,8 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely.core.commands import Command, Outcome
 from oncely.core.errors import StoreError
+from oncely.ledger.arguments import to_give_back
 from oncely.ledger.settle import Settler
-from oncely.ledger.writes import to_give_back
 
 _log = EventLog(__name__)
 

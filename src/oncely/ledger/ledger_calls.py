@@ -24,16 +24,18 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.waiting import OUTBOX, WaitingMessage, retry_name
-from oncely.ledger.asking import Metadata, to_ask, to_claim
-from oncely.ledger.settle import Settler
-from oncely.ledger.writes import (
+from oncely.ledger.arguments import (
+    Metadata,
     Write,
     json_value,
     raise_if_fenced,
     raise_if_refused,
     renewed,
+    to_acquire,
+    to_claim,
     to_extend,
 )
+from oncely.ledger.settle import Settler
 from oncely.stores.store import Transaction
 
 T = TypeVar("T")
@@ -103,7 +105,7 @@ class LedgerCalls(ABC):
         policy's `on_too_old` is not "run", a message that may have been handled and forgotten is
         answered by TooOld.
         """
-        command = to_ask(
+        command = to_acquire(
             key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
         )
         return cast(ClaimOutcome, self._settle_one(command))

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from oncely.core.cases import Case, answers_of, believed_by, case_of, cases_of, terms_of
 from oncely.core.change import Change
-from oncely.core.commands import Ask, Command, Finish, Held, Outcome
+from oncely.core.commands import Acquire, Command, Finish, Held, Outcome
 from oncely.core.errors import ContentionError, KeysLocked, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.core.rules import Decision, decide, depends_on_horizon, while_locked
@@ -154,7 +154,7 @@ class Settler:
         names = _with_horizon(commands)
         horizons = {name: self.beliefs.horizons.get(name) for name in names} if names else {}
         locked: set[Key] = set()
-        are_new = {*map(type, commands)} == {Ask}
+        are_new = {*map(type, commands)} == {Acquire}
         lost = found = 0
         for number in range(_ROUNDS):
             try:
@@ -336,7 +336,7 @@ def _cases(
     """
     if len(commands) == 1:
         # A case by itself, without a look at it.
-        return [(range(1), commands)] if isinstance(commands[0], Ask | Held) else []
+        return [(range(1), commands)] if isinstance(commands[0], Acquire | Held) else []
     if horizons:
         at = [horizons.get(command.key.consumer) for command in commands]
         terms = [*map(terms_of, commands, at)]
@@ -362,7 +362,11 @@ def _with_horizon(commands: Sequence[Command]) -> set[str]:
     """The consumers of which an answer depends on the horizon."""
     names = set()
     for command in commands:
-        if isinstance(command, Ask) and command.sent_at is not None and depends_on_horizon(command):
+        if (
+            isinstance(command, Acquire)
+            and command.sent_at is not None
+            and depends_on_horizon(command)
+        ):
             names.add(command.key.consumer)
     return names
 

@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 from oncely.core.commands import Command, Outcome
+from oncely.ledger.arguments import to_give_back
 from oncely.ledger.group_commit import Call, GroupCommit
-from oncely.ledger.writes import to_give_back
 
 
 async def settled(group_commit: GroupCommit, command: Command) -> Outcome:

@@ -13,7 +13,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     ClaimOutcome,
     Company,
     Complete,
@@ -50,13 +50,12 @@ from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
 from oncely.core.verdicts import Delay, End, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.asking import ask_again, ask_for
+from oncely.ledger.arguments import Write, acquire_again, acquire_for, renewed
 from oncely.ledger.async_ledger import AsyncDriver
 from oncely.ledger.driver import Driver, SyncDriver
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import Mailbox
 from oncely.ledger.probing import asked_probe
-from oncely.ledger.writes import Write, renewed
 from oncely.lifecycle.claim_keeper import AWAY, ClaimKeeper, store_outage
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.results import (
@@ -234,7 +233,7 @@ class Lifecycle:
             if key is None:
                 self._run_untracked(turn)
             else:
-                turn.asks(ask_for(turn, key, self.policy, self.lease_s))
+                turn.asks(acquire_for(turn, key, self.policy, self.lease_s))
         except MessageError as error:
             turn.refused(error)
 
@@ -242,7 +241,7 @@ class Lifecycle:
         asked_at = clock.monotonic()
         outcomes: Sequence[Outcome | Exception]
         try:
-            outcomes = await driver.settle([cast(Ask, turn.command) for turn in turns])
+            outcomes = await driver.settle([cast(Acquire, turn.command) for turn in turns])
         except UnreadableRow as error:
             if len(turns) > 1:
                 raise
@@ -258,7 +257,7 @@ class Lifecycle:
         for turn, record in doubted:
             message = turn.probed() or Message(record.key.message_id)
             finding = await driver.run(asked_probe, self.policy.on_in_doubt, message)
-            turn.asks(ask_again(turn, finding, record))
+            turn.asks(acquire_again(turn, finding, record))
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, UnreadableRow):
                 if not isinstance(outcome, AWAY):
@@ -279,7 +278,7 @@ class Lifecycle:
             match outcome:
                 case Granted(claim):
                     turn.granted(claim)
-                case InDoubt(record) if may_probe and cast(Ask, turn.command).finding is None:
+                case InDoubt(record) if may_probe and cast(Acquire, turn.command).finding is None:
                     doubted.append((turn, record))
                 case Suspect():
                     turn.suspected(outcome)

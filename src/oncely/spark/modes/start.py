@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from oncely.core.record import Key
-from oncely.ledger.asking import new_token
+from oncely.ledger.arguments import new_token
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.journal import Entry, Journal
 
