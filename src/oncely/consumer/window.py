@@ -142,7 +142,8 @@ class Window(Generic[T]):
 
     def is_drained(self) -> bool:
         """Whether nothing is left to do, here or elsewhere."""
-        if self._in_flight or (self.sender is not None and self.sender.is_unsent):
+        is_unsent = self.sender is not None and self.sender.is_unsent
+        if self._arrived or self._in_flight or is_unsent:
             return False
         return self.source.is_empty()
 
