@@ -22,8 +22,8 @@ from oncely.transports.transport import Delivery
 # calls, functions, files, objects, statements (of SQLite: transactions' ends are among them).
 BUDGETS = {
     "once": Walk(225, 152, 31, 25, 10),
-    "consumer, memory": Walk(470, 242, 44, 25, 0),
-    "consumer, SQLite": Walk(555, 282, 54, 26, 10),
+    "consumer, memory": Walk(465, 236, 44, 24, 0),
+    "consumer, SQLite": Walk(515, 260, 50, 25, 10),
     "http": Walk(362, 229, 41, 34, 10),
     "spark, memory, 1": Walk(435, 268, 53, 55, 0),
     "spark, SQLite, 1": Walk(527, 298, 59, 59, 14),

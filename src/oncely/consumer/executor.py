@@ -1,4 +1,4 @@
-"""Executor: runs turns, in threads or, where handlers are async, in an event loop."""
+"""Executor: runs turns, in threads or, where handlers are async, in an event loop; or inline."""
 
 import asyncio
 import math
@@ -145,6 +145,34 @@ class Executor(ABC, Generic[T_Turn]):
     @abstractmethod
     def close(self) -> None:
         """Free the threads; no more turns may be started."""
+
+
+class InlineExecutor(Executor[T_Turn]):
+    """Runs one turn after another, in the thread that collects."""
+
+    def __init__(self, run: Callable[[T_Turn], None]) -> None:
+        super().__init__(1)
+        self._run = run
+        self._waiting: deque[T_Turn] = deque()
+
+    def start(self, turns: Sequence[T_Turn]) -> None:
+        """As in Executor."""
+        self._waiting.extend(turns)
+
+    def withdraw(self) -> list[T_Turn]:
+        """As in Executor."""
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    def collect(self, timeout_s: float) -> list[T_Turn]:  # noqa: ARG002 - it has nothing to wait for.
+        """As in Executor: runs the next one."""
+        if self.is_stopped or not self._waiting:
+            return self.withdraw()
+        # If this raises, the turn is one of those that have not run.
+        self._run(self._waiting[0])
+        return [self._waiting.popleft()]
+
+    def close(self) -> None:
+        """As in Executor: there is no thread."""
 
 
 class ThreadExecutor(Executor[T_Turn]):
