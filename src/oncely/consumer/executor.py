@@ -156,11 +156,9 @@ class InlineExecutor(Executor[T_Turn]):
         self._waiting: deque[T_Turn] = deque()
 
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """As in Executor."""
         self._waiting.extend(turns)
 
     def withdraw(self) -> list[T_Turn]:
-        """As in Executor."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
     def collect(self, timeout_s: float) -> list[T_Turn]:  # noqa: ARG002 - it has nothing to wait for.
@@ -203,7 +201,6 @@ class ThreadExecutor(Executor[T_Turn]):
             self._waiting.put(turns[first : first + size])
 
     def withdraw(self) -> list[T_Turn]:
-        """As in Executor."""
         left: list[T_Turn] = []
         with suppress(Empty):
             while turns := self._waiting.get_nowait():
@@ -212,7 +209,6 @@ class ThreadExecutor(Executor[T_Turn]):
 
     @property
     def is_behind(self) -> bool:
-        """As in Executor."""
         return self._run_many is not None and not self._waiting.empty()
 
     def close(self) -> None:
@@ -248,11 +244,9 @@ class LoopExecutor(Executor[T_Turn]):
         self._thread.start()
 
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """As in Executor."""
         self._loop.call_soon_threadsafe(self._accept, turns)
 
     def withdraw(self) -> list[T_Turn]:
-        """As in Executor."""
         left: list[T_Turn] = []
         with suppress(IndexError):
             while True:
