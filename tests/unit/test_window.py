@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import pytest
-from tests.conditions import LIMIT_S
+from tests.conditions import LIMIT_S, wait_until
+from tests.records import record_of
 
 from oncely.consumer.executor import ThreadExecutor
 from oncely.consumer.order import Order
 from oncely.consumer.window import Window
-from oncely.core.commands import Company
+from oncely.core.commands import Company, Granted
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.turn import Turn, TurnState
@@ -37,7 +38,7 @@ class Rows:
         turn.begins_anew()
 
     def is_empty(self) -> bool:
-        return True
+        return not self._more(self._taken)
 
 
 class Outcomes:
@@ -139,3 +140,34 @@ def test_ended_before_an_error(run: Run, live: Ledger, sink: Outcomes) -> None:
     assert states(live) == {"a": State.COMPLETED}
     assert (sink.acknowledged, sink.given_back) == (["a"], {"b", "c"})
     over.set()
+
+
+def test_a_suspect_runs_alone(run: Run, live: Ledger) -> None:
+    """A message whose claim ran out runs while nothing else does, and is claimed for that."""
+    taken_over = live.claim(Key("billing", "x"), lease="1ms")
+    assert isinstance(taken_over, Granted)
+    until = record_of(live, Key("billing", "x")).lease_until or 0.0
+    wait_until(lambda: live.now() > until)
+    lock, running, beside = threading.Lock(), set[str](), dict[str, set[str]]()
+    x_runs, is_alone = threading.Event(), list[bool]()
+
+    def handle(id_: str) -> None:
+        with lock:
+            running.add(id_)
+            beside[id_] = {*running}
+        if id_ == "a":
+            # Where it runs beside this one it begins before that has ended.
+            x_runs.wait(0.2)
+        if id_ == "x":
+            x_runs.set()
+            record = record_of(live, Key("billing", "x"))
+            is_alone.append((record.metadata or {}).get("alone") == record.fence)
+        with lock:
+            beside[id_] |= running
+            running.remove(id_)
+
+    ids = [*"abxcdefgh"]
+    run(Rows(lambda taken: ids[len(taken) : len(taken) + 3]), handle, 3)
+    assert states(live) == dict.fromkeys(ids, State.COMPLETED)
+    assert (beside["x"], is_alone) == ({"x"}, [True])
+    assert record_of(live, Key("billing", "x")).attempts == 1

@@ -1,4 +1,4 @@
-"""Executor: runs turns, in threads or, where handlers are async, in an event loop."""
+"""Executor: runs turns, in threads or, where handlers are async, in an event loop; or inline."""
 
 import asyncio
 import math
@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -25,11 +26,11 @@ _UNTRIED = 64
 """The largest window after only duplicates were seen: a new message may take long."""
 _QUICK_S = 0.2
 """A handler faster than this is quick: messages may wait for it, and need no other worker."""
+SLOW_S = 3.0
+"""A handler slower than this is slow: no message waits for it that another worker may have."""
 _WINDOW_S = 0.1
 """A window is handled in about this time: a killed process leaves no more than that in doubt, and
 other workers find work while a slow handler runs."""
-_SHARES = 4
-"""Into how many parts each thread's share of a window is split, so that no thread has too much."""
 _CLOSE_S = 1.0
 """How long cancelled tasks may take to end."""
 
@@ -52,7 +53,7 @@ class Executor(ABC, Generic[T_Turn]):
         self._ended: deque[T_Turn] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Set when several turns have ended: the collector is not woken for each."""
-        self._collect_at = 0.0
+        self._collect_at = self._ring_at = 0.0
         self._turn_s: float | None = None
         """Seconds that one turn takes."""
         self._window = count
@@ -64,6 +65,8 @@ class Executor(ABC, Generic[T_Turn]):
 
     def room(self, under_way: int) -> int:
         """How many more turns may be taken."""
+        if self._turn_s is not None and self._turn_s > SLOW_S:
+            return self._count - under_way
         return min(self._window, 2 * self._window - under_way)
 
     def free(self, under_way: int) -> int:
@@ -100,6 +103,10 @@ class Executor(ABC, Generic[T_Turn]):
     def start(self, turns: Sequence[T_Turn]) -> None:
         """Run these turns, in their order as far as possible."""
 
+    @abstractmethod
+    def withdraw(self) -> list[T_Turn]:
+        """Take back those that have not begun; these do not run."""
+
     @property
     def is_behind(self) -> bool:
         """Whether turns wait to be tried together, so that others had better join them."""
@@ -124,6 +131,13 @@ class Executor(ABC, Generic[T_Turn]):
         """Wake the thread that waits in `collect`."""
         self._bell.put(None)
 
+    def _tell(self, turn: T_Turn, *, is_last: bool) -> None:
+        """A turn has ended. Turns that end within a moment are reported together."""
+        self._ended.append(turn)
+        if is_last or monotonic() >= self._ring_at:
+            self.ring()
+            self._ring_at = monotonic() + _TELL_S
+
     def stop(self) -> None:
         """Start no more turns."""
         self.is_stopped = True
@@ -131,6 +145,32 @@ class Executor(ABC, Generic[T_Turn]):
     @abstractmethod
     def close(self) -> None:
         """Free the threads; no more turns may be started."""
+
+
+class InlineExecutor(Executor[T_Turn]):
+    """Runs one turn after another, in the thread that collects."""
+
+    def __init__(self, run: Callable[[T_Turn], None]) -> None:
+        super().__init__(1)
+        self._run = run
+        self._waiting: deque[T_Turn] = deque()
+
+    def start(self, turns: Sequence[T_Turn]) -> None:
+        self._waiting.extend(turns)
+
+    def withdraw(self) -> list[T_Turn]:
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+    def collect(self, timeout_s: float) -> list[T_Turn]:  # noqa: ARG002 - it has nothing to wait for.
+        """As in Executor: runs the next one."""
+        if self.is_stopped or not self._waiting:
+            return self.withdraw()
+        # If this raises, the turn is one of those that have not run.
+        self._run(self._waiting[0])
+        return [self._waiting.popleft()]
+
+    def close(self) -> None:
+        """As in Executor: there is no thread."""
 
 
 class ThreadExecutor(Executor[T_Turn]):
@@ -155,17 +195,20 @@ class ThreadExecutor(Executor[T_Turn]):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """As in Executor; each window is split among the threads."""
-        if self._run_many is not None:
-            size = -(-len(turns) // self._count)
-        else:
-            size = max(1, len(turns) // (_SHARES * self._count if self._count > 1 else 1))
+        """As in Executor; those that are tried together are split among the threads."""
+        size = 1 if self._run_many is None else -(-len(turns) // self._count)
         for first in range(0, len(turns), size):
             self._waiting.put(turns[first : first + size])
 
+    def withdraw(self) -> list[T_Turn]:
+        left: list[T_Turn] = []
+        with suppress(Empty):
+            while turns := self._waiting.get_nowait():
+                left += turns
+        return left
+
     @property
     def is_behind(self) -> bool:
-        """As in Executor."""
         return self._run_many is not None and not self._waiting.empty()
 
     def close(self) -> None:
@@ -182,8 +225,7 @@ class ThreadExecutor(Executor[T_Turn]):
                     self._run(turn)
                 if self._pid != os.getpid():
                     return  # In a forked child of a handler: the rest is the parent's.
-                self._ended.append(turn)
-            self.ring()
+                self._tell(turn, is_last=self._waiting.empty() and turn is turns[-1])
 
 
 class LoopExecutor(Executor[T_Turn]):
@@ -197,14 +239,19 @@ class LoopExecutor(Executor[T_Turn]):
         self._free = count
         self._waiting: deque[T_Turn] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_ringing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._turn_round, name="oncely-loop", daemon=True)
         self._thread.start()
 
     def start(self, turns: Sequence[T_Turn]) -> None:
-        """As in Executor."""
         self._loop.call_soon_threadsafe(self._accept, turns)
+
+    def withdraw(self) -> list[T_Turn]:
+        left: list[T_Turn] = []
+        with suppress(IndexError):
+            while True:
+                left.append(self._waiting.popleft())
+        return left
 
     def close(self) -> None:
         """End the loop, and cancel the tasks that still run in it."""
@@ -247,19 +294,11 @@ class LoopExecutor(Executor[T_Turn]):
 
     async def _work(self) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
+            try:
+                turn = self._waiting.popleft()
+            except IndexError:
+                break  # The last one was withdrawn.
             if not self.is_stopped:
                 await self._run(turn)
-            self._tell(turn)
+            self._tell(turn, is_last=not self._waiting)
         self._free += 1
-
-    def _tell(self, turn: T_Turn) -> None:
-        self._ended.append(turn)
-        # The turns that end in one round of the loop are reported together.
-        if not self._is_ringing:
-            self._is_ringing = True
-            self._loop.call_soon(self._ring)
-
-    def _ring(self) -> None:
-        self._is_ringing = False
-        self.ring()

@@ -70,6 +70,11 @@ def run(
         stop,
         joins=settings.begins is not None,
         runs_all=bool(settings.outer),
+        # In a transaction a message that is delivered again may have killed a worker; without a
+        # ledger each delivery is an attempt.
+        gives_back=settings.lifecycle is not None
+        and settings.begins is None
+        and not settings.is_ordered,
         sender=sender,
         on_concluded=concluded,
     )

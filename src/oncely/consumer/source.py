@@ -188,7 +188,6 @@ class DeliverySource:
         return turns
 
     def renew(self, turn: DeliveryTurn) -> None:
-        """As in Source."""
         was_tried = turn.ending is not None and turn.ending.counted is Counted.RETRIED
         turn.deliveries += was_tried
         self._report.received += was_tried
@@ -199,7 +198,6 @@ class DeliverySource:
             self._prepare(turn)
 
     def is_empty(self) -> bool:
-        """As in Source."""
         if self._retries is not None and not self._retries.are_none():
             return False
         try:

@@ -11,7 +11,7 @@ from oncely._util import clock
 from oncely._util.clock import monotonic
 from oncely._util.crash_points import reached
 from oncely._util.later import Later
-from oncely.consumer.executor import Executor
+from oncely.consumer.executor import SLOW_S, Executor
 from oncely.consumer.order import Order
 from oncely.consumer.sender import Sender
 from oncely.core.commands import Company
@@ -88,6 +88,9 @@ class Window(Generic[T]):
     """Whether handlers work in transactions, in which their claims are made."""
     runs_all: bool = False
     """Whether the executor is given duplicates and refused messages, too."""
+    gives_back: bool = False
+    """Whether messages that have not begun are given back while no handler is free: for other
+    workers, where it matters neither in which order nor how often messages are delivered."""
     sender: Sender | None = None
     """Sends what handlers have sent."""
     on_concluded: Callable[[], object] = lambda: None
@@ -111,6 +114,8 @@ class Window(Generic[T]):
         self._answered: list[T] = []
         """Turns whose handler does not run: they end together with those whose handler ran."""
         self._rest_s = _SHORTEST_REST_S
+        self._free_at = monotonic()
+        """`clock.monotonic()` when a handler was free last."""
         self._storing = ThreadPoolExecutor(1, "oncely-storing")
         self._batches: deque[tuple[Future[Sequence[T]], Sequence[T]]] = deque()
         """The turns whose ends are being stored."""
@@ -137,7 +142,8 @@ class Window(Generic[T]):
 
     def is_drained(self) -> bool:
         """Whether nothing is left to do, here or elsewhere."""
-        if self._in_flight or (self.sender is not None and self.sender.is_unsent):
+        is_unsent = self.sender is not None and self.sender.is_unsent
+        if self._arrived or self._in_flight or is_unsent:
             return False
         return self.source.is_empty()
 
@@ -186,13 +192,38 @@ class Window(Generic[T]):
     # ---- Taking and claiming -------------------------------------------------------------------
 
     def _take(self) -> None:
-        if self._suspects:
-            return  # What is taken meanwhile would be delivered again, if one of them kills.
-        room = self.executor.room(self._under_way) - len(self._arrived)
-        if room > 0:
-            free = self.executor.free(self._under_way + len(self._arrived))
-            is_busy = self._under_way or self._arrived or self._answered
+        under_way, arrived = self._under_way, len(self._arrived)
+        free = self.executor.free(under_way + arrived)
+        if free > 0:
+            self._free_at = monotonic()
+        elif self.gives_back and monotonic() - self._free_at > SLOW_S:
+            self._give_back()
+            return
+        room = self.executor.room(under_way) - arrived
+        # What is taken beside suspects would be delivered again, if one of them kills.
+        if room > 0 and not self._suspects:
+            is_busy = under_way or arrived or self._answered
             self._arrived += self.source.take(room, free, 0.0 if is_busy else _IDLE_S)
+
+    def _give_back(self) -> None:
+        """Let what has not begun end here, where no handler has been free for long: another worker
+        may have it.
+        """
+        waiting = [*self.executor.withdraw(), *self._enter()]
+        for turn in waiting:
+            if turn.ending is None and turn.refusal is None:
+                turn.stopped(self.policy)
+        self._answer(waiting)
+
+    def _enter(self) -> list[T]:
+        """Those that may begin now, of all that have not begun."""
+        arrived, self._arrived = self._arrived, []
+        self._in_flight.update(arrived)
+        turns = [*self._suspects, *self._ready, *self.order.enter(arrived)]
+        self._suspects.clear()
+        self._ready.clear()
+        self._begun += len(turns)
+        return turns
 
     def _is_time_to_begin(self) -> bool:
         if self._suspects:
@@ -209,14 +240,10 @@ class Window(Generic[T]):
         if self._suspects and not self.executor.is_stopped:
             turns = [self._suspects.popleft()]
             turns[0].company = Company.ALONE
+            self._begun += 1
         else:
-            arrived, self._arrived = self._arrived, []
-            self._in_flight.update(arrived)
-            turns = [*self._suspects, *self._ready, *self.order.enter(arrived)]
-            self._suspects.clear()
-            self._ready.clear()
+            turns = self._enter()
             self._begin_at = monotonic() + _GATHER_S
-        self._begun += len(turns)
         if self.executor.is_stopped:
             self._answered += turns
             return
@@ -274,6 +301,8 @@ class Window(Generic[T]):
         """Have the ends of these turns and of others stored, and conclude those that are stored;
         return whether there were any.
         """
+        if turns:
+            self._free_at = monotonic()
         self._answer(turns)
         ended, self._answered = self._answered, []
         if ended:
