@@ -30,9 +30,9 @@ _SCOPES = {
         ),
     ),
     "spark pipelines": (
-        *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_rabbitmq.py"),
+        *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_bridge.py"),
         "tests/cli/test_pipeline_runs.py",
-        *("tests/spark/test_batches.py", "tests/spark/test_rabbitmq_source.py"),
+        "tests/spark/test_batches.py",
     ),
     "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
 }

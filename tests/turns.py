@@ -18,7 +18,6 @@ _A_DAY = {
     "Spark is killed": 2,
     "pipelines": 3,
     "batches": 2,
-    "RabbitMQ into Spark": 1,
     "long on Spark": 3,
     "brokers fail": 3,
     "processes are killed": 4,

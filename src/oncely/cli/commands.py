@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 
 from oncely.cli import options
 from oncely.cli.activity import activity, audit, runs, workers
+from oncely.cli.bridging import bridge
 from oncely.cli.changes import cancel, forget, reset, run_now, settle
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
@@ -44,7 +45,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 SECTIONS: Mapping[str, Sequence[click.Command]] = {
     "Get started": (init, migrate, completion),
-    "Run": (consume, relay, pipeline),
+    "Run": (consume, relay, bridge, pipeline),
     "Inspect": (
         *(status, activity, workers, list_records, show),
         *(waiting, queue, runs, audit, web, report),
