@@ -34,6 +34,7 @@ from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import (
     ConfigError,
     EndedError,
+    FencedError,
     MessageError,
     MismatchError,
     OncelyError,
@@ -48,7 +49,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
-from oncely.core.verdicts import Delay, End, Ending
+from oncely.core.verdicts import Counted, Delay, End, Ending
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger.arguments import Write, acquire_again, acquire_for, renewed
 from oncely.ledger.async_ledger import AsyncDriver
@@ -359,10 +360,13 @@ class Lifecycle:
 
     async def store_joined(self, driver: Driver, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `driver` how the handlers of these have ended, none of which
-        has failed. Raises EndedError where the transaction has lost a claim.
+        has failed. Raises EndedError where the transaction has lost a claim, and FencedError where
+        one was given back meanwhile: its effect must not be committed without it.
         """
         reached("before_completed")
         writes = [write for _, write in self._writes(turns)]
+        if any(turn.ending and turn.ending.counted is Counted.GIVEN_BACK for turn in turns):
+            raise FencedError("the message was given back before its handler had ended")
         outcomes = await driver.run(driver.calls.write_all, writes)
         if any(isinstance(outcome, Fenced) for outcome in outcomes):
             raise EndedError("the transaction has lost a claim inside the block")
