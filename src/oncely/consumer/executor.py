@@ -1,4 +1,4 @@
-"""Executor: runs turns, in threads or, where handlers are async, in an event loop; or inline."""
+"""Executor: runs turns, in threads or, where handlers are async, in an event loop."""
 
 import asyncio
 import math
@@ -78,13 +78,16 @@ class Executor(ABC, Generic[T_Turn]):
 
     def learn(self, turns: Sequence[T_Turn]) -> None:
         """Learn from the time that these turns have taken."""
-        if any(turn.took_s < _QUICK_S for turn in turns):
-            self._quick_at = monotonic()
-        took = [turn.took_s for turn in turns if turn.progress > Progress.WAITING]
-        if not took:
+        run, sum_s = 0, 0.0
+        for turn in turns:
+            if turn.took_s < _QUICK_S:
+                self._quick_at = monotonic()
+            if turn.progress > Progress.WAITING:
+                run, sum_s = run + 1, sum_s + turn.took_s
+        if not run:
             self._widen(min(self._most, _UNTRIED))
             return
-        mean_s = sum(took) / len(took)
+        mean_s = sum_s / run
         before_s = mean_s if self._turn_s is None else self._turn_s
         self._turn_s = before_s + _LEARNS * (mean_s - before_s)
         fitting = math.ceil(self._count * _WINDOW_S / max(self._turn_s, 1e-6))
@@ -125,9 +128,12 @@ class Executor(ABC, Generic[T_Turn]):
         if not (is_rung or self.is_stopped or now >= self._collect_at):
             return []
         self._collect_at = now + _TELL_S
-        return [self._ended.popleft() for _ in range(len(self._ended))]
+        ended: list[T_Turn] = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
 
-    def ring(self) -> None:
+    def ring(self, _: object = None) -> None:
         """Wake the thread that waits in `collect`."""
         self._bell.put(None)
 
@@ -145,32 +151,6 @@ class Executor(ABC, Generic[T_Turn]):
     @abstractmethod
     def close(self) -> None:
         """Free the threads; no more turns may be started."""
-
-
-class InlineExecutor(Executor[T_Turn]):
-    """Runs one turn after another, in the thread that collects."""
-
-    def __init__(self, run: Callable[[T_Turn], None]) -> None:
-        super().__init__(1)
-        self._run = run
-        self._waiting: deque[T_Turn] = deque()
-
-    def start(self, turns: Sequence[T_Turn]) -> None:
-        self._waiting.extend(turns)
-
-    def withdraw(self) -> list[T_Turn]:
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
-
-    def collect(self, timeout_s: float) -> list[T_Turn]:  # noqa: ARG002 - it has nothing to wait for.
-        """As in Executor: runs the next one."""
-        if self.is_stopped or not self._waiting:
-            return self.withdraw()
-        # If this raises, the turn is one of those that have not run.
-        self._run(self._waiting[0])
-        return [self._waiting.popleft()]
-
-    def close(self) -> None:
-        """As in Executor: there is no thread."""
 
 
 class ThreadExecutor(Executor[T_Turn]):

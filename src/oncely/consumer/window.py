@@ -248,15 +248,22 @@ class Window(Generic[T]):
             self._answered += turns
             return
         self.order.keep(turns)
-        asking = [turn for turn in turns if turn.ending is None and turn.refusal is None]
-        if self.lifecycle is not None and (claiming := [*filter(self._is_claimed_here, asking)]):
+        asking: list[T] = []
+        claiming: list[T] = []
+        running: list[T] = []
+        others: list[T] = []
+        for turn in turns:
+            is_over = turn.ending is not None or turn.refusal is not None
+            (others if is_over else asking).append(turn)
+            if not is_over and self._is_claimed_here(turn):
+                claiming.append(turn)
+        if self.lifecycle is not None and claiming:
             self._claim(self.lifecycle, claiming)
-        running = [turn for turn in asking if self._is_to_run(turn)]
+        for turn in asking:
+            (running if self._is_to_run(turn) else others).append(turn)
         if running:
             self.executor.start(running)
-        if len(running) < len(turns):
-            started = set(running)
-            self._answer([turn for turn in turns if turn not in started])
+        self._answer(others)
 
     def _is_claimed_here(self, turn: T) -> bool:
         """Whether its claim is committed before its handler begins. In a transactional consumer it
@@ -311,7 +318,7 @@ class Window(Generic[T]):
                 self._conclude()
             future = self._storing.submit(self._store, ended)
             self._batches.append((future, ended))
-            future.add_done_callback(lambda _: self.executor.ring())
+            future.add_done_callback(self.executor.ring)
         has_moved = bool(ended)
         while self._batches and self._batches[0][0].done():
             self._conclude()

@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import cached_property
 
-from oncely.consumer.executor import Executor, InlineExecutor, LoopExecutor, ThreadExecutor
+from oncely.consumer.executor import Executor, LoopExecutor, ThreadExecutor
 from oncely.core.commands import Company
 from oncely.core.errors import HandlerDied
 from oncely.core.turn import fails_by_death
@@ -30,15 +30,15 @@ class LeasedTask(ChunkTask):
     """Runs `handler` for each message while it holds a claim on the message."""
 
     @cached_property
-    def _executor(self) -> Executor[RowTurn]:
-        count = self._options.concurrency
+    def _executor(self) -> Executor[RowTurn] | None:
+        """The executor of async handlers, or of several at a time."""
         executor: Executor[RowTurn]
         if is_async(self._handler):
-            executor = LoopExecutor(self._run_async, count)
-        elif count > 1:
-            executor = ThreadExecutor(self._run_one, count)
+            executor = LoopExecutor(self._run_async, self._options.concurrency)
+        elif self._options.concurrency > 1:
+            executor = ThreadExecutor(self._run_one, self._options.concurrency)
         else:
-            executor = InlineExecutor(self._run_one)
+            return None
         self._opened.callback(executor.close)
         return executor
 
@@ -119,7 +119,11 @@ class LeasedTask(ChunkTask):
 
     def _each_run(self, granted: Sequence[RowTurn]) -> Generator[RowTurn, None, None]:
         """Run these turns; yield each at its end. Raises Stopped, when no handler runs any more."""
-        if not granted:
+        if self._executor is None or not granted:
+            for turn in granted:
+                self._channel.raise_if_stopping()
+                self._run_one(turn)
+                yield turn
             return
         running = len(granted)
         self._executor.start(granted)
@@ -136,8 +140,7 @@ class LeasedTask(ChunkTask):
                 self._executor.stop()
             while running:
                 running -= len(self._executor.collect(_STORE_EVERY_S))
-        if self._executor.is_stopped:
-            self._channel.raise_if_stopping()
+        self._channel.raise_if_stopping()
 
     def _run_one(self, turn: RowTurn) -> None:
         if self._begins_now(turn):
