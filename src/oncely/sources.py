@@ -5,25 +5,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
-from oncely.core.errors import ConfigError, storable
+from oncely.core.errors import storable
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack
-from oncely.transports.open_transport import UnknownTransport, open_transport
-from oncely.transports.plugins import opener_of, schemes_of
+from oncely.transports.open_transport import open_transport
+from oncely.transports.plugins import SOURCES, opened_by
 from oncely.transports.transport import Delivery, Transport
-
-_GROUP = "oncely.sources"
-"""The entry points of other packages: each is named by a URL's scheme, and loads a function of the
-URL and the queue that returns a Source."""
 
 
 class Source(Protocol):
-    """One queue, topic or stream of a broker.
+    """One queue, topic or stream of a broker. Raises TransportError if the broker fails or cannot
+    be reached, and is called again then.
 
-    `receive` and `acknowledge` raise TransportError if the broker fails or cannot be reached: they
-    are called again then.
+    A source with a method `is_drained() -> bool` tells whether nothing is left to receive; any
+    other one is drained when nothing is received.
     """
 
     def receive(self, max_messages: int, wait_s: float) -> Sequence[Message]:
@@ -33,33 +30,20 @@ class Source(Protocol):
         """
 
     def acknowledge(self) -> None:
-        """All of the last batch are stored: the broker may forget them. Batches that were never
-        acknowledged are received again, at the latest when the source is opened again.
+        """All of the last batch are stored. A batch that was never acknowledged is received again,
+        at the latest when the source is opened again.
         """
 
     def close(self) -> None:
         """Close the connection."""
 
 
-@runtime_checkable
-class DrainableSource(Source, Protocol):
-    """A source that can tell that it is empty. Any other is drained when nothing is received."""
-
-    def is_drained(self) -> bool:
-        """Whether nothing is left to receive. Raises TransportError."""
-
-
 def open_source(url: str, queue: str) -> Source:
     """The source of a queue at a URL: of every transport, and of what other packages add by the
     entry points `oncely.sources`. Raises ConfigError, which says what to type instead.
     """
-    if opens := opener_of(_GROUP, url):
-        return cast(Source, opens(url, queue))
-    try:
-        return TransportSource(open_transport(url), queue)
-    except UnknownTransport as error:
-        text = str(error).replace("transport:", "source:", 1)
-        raise ConfigError(f"{text}{schemes_of(_GROUP)}") from None
+    other = opened_by(SOURCES, url, queue)
+    return TransportSource(open_transport(url), queue) if other is None else cast(Source, other)
 
 
 class TransportSource:
@@ -83,7 +67,7 @@ class TransportSource:
         self._transport.acknowledge([(delivery, Ack()) for delivery in self._batch])
 
     def is_drained(self) -> bool:
-        """As in DrainableSource."""
+        """As in Source."""
         return self._transport.is_drained(self._queue)
 
     def close(self) -> None:
@@ -102,6 +86,6 @@ def without_id(message: Message, reason: str) -> Message:
         type=storable(message.type),
         source=storable(message.source),
         content_type=storable(message.content_type),
-        key=None if message.key is None else storable(message.key),
+        key=message.key and storable(message.key),
         headers={**message.headers, **told, "oncely-reason": reason},
     )

@@ -1,15 +1,13 @@
 """`oncely bridge`: moves a broker's messages into a ledger's queue, or into files for Spark."""
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from oncely._util.event_log import EventLog
-from oncely.cli import options, values
+from oncely.cli import options
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName, Running
 from oncely.cli.progress import Progress
@@ -29,7 +27,6 @@ _log = EventLog(__name__)
 @options.option("--into", "NAME", "the ledger's queue  [default: as --queue]")
 @options.option("--files", "FOLDER", "write files of JSON lines there, instead of into a ledger")
 @options.flag("--drain", "end when the broker's queue is empty")
-@options.option("--batch", values.NUMBER, "messages that are stored together", default=1_000)
 @options.running
 @options.ledger
 def bridge(
@@ -38,48 +35,37 @@ def bridge(
     queue: str,
     into: str | None,
     files: str | None,
-    drain: bool,
-    batch: int,
     running: Running,
     as_json: bool,
+    **settings: Any,
 ) -> int:
     """Move a broker's messages into a queue of the ledger, or into files, until stopped."""
     from oncely.cli.logs import logged
     from oncely.locations import open_named_source
 
-    with logged(running), _target(at, into, files) as ledger:
-        began = time.monotonic()
-        with closing(open_named_source(broker, queue)) as source:
-            settings = {"queue": into or queue, "files": files, "batch": batch, "drain": drain}
-            report = _followed(running, ledger, source=source, **settings)
-        counts = {"received": report.received, "stored": report.stored}
+    if files is not None and into is not None:
+        raise ConfigError("--into: there is no ledger with --files; drop one of them")
+    began = time.monotonic()
+    with (
+        logged(running),
+        opened(at) if files is None else nullcontext() as ledger,
+        closing(open_named_source(broker, queue)) as source,
+    ):
+        settings |= {"source": source, "queue": into or queue, "files": files}
+        stored = _followed(running, ledger, settings)
         _log.info(
-            "the bridge has stopped after %(took_s)s s: received %(received)s, stored %(stored)s",
+            "the bridge has stopped after %(took_s)s s: stored %(stored)s",
             extra={
                 "event": "bridge_stopped",
-                **counts,
+                "stored": stored,
                 "took_s": round(time.monotonic() - began, 1),
             },
         )
-    put_counts(counts, as_json=as_json)
+    put_counts({"stored": stored}, as_json=as_json)
     return 0
 
 
-@contextmanager
-def _target(at: LedgerName, into: str | None, files: str | None) -> Iterator["Ledger | None"]:
-    """The ledger; None where the messages go into files, whatever the environment names."""
-    if files is None:
-        with opened(at) as ledger:
-            yield ledger
-        return
-    typed = click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE
-    for name, is_typed in {"--ledger": typed, "--into": into is not None}.items():
-        if is_typed:
-            raise ConfigError(f"--files: the messages go into the folder alone; drop {name}")
-    yield None
-
-
-def _followed(running: Running, ledger: "Ledger | None", **settings: Any) -> "BridgeReport":
+def _followed(running: Running, ledger: "Ledger | None", settings: dict[str, Any]) -> int:
     from oncely._util.signals import StopEvent, end_at_once, on_signals
     from oncely.bridge import bridge
     from oncely.cli.monitoring import monitored
@@ -96,12 +82,11 @@ def _followed(running: Running, ledger: "Ledger | None", **settings: Any) -> "Br
     ):
 
         def show(report: "BridgeReport") -> None:
-            counts = f"received {report.received:,}  stored {report.stored:,}"
             if report.error is None:
                 pulse.reached()
-                progress.show(counts)
             else:
                 pulse.missed(report.error)
-                progress.show(f"{counts}  cannot go on: {report.error}")
+            away = "" if report.error is None else f"  cannot go on: {report.error}"
+            progress.show(f"stored {report.stored:,}{away}")
 
-        return bridge(ledger=ledger, stop=stop, on_progress=show, **settings)
+        return bridge(ledger=ledger, stop=stop, on_progress=show, **settings).stored

@@ -19,13 +19,11 @@ def unknown(name: str, known: Iterable[str], kind: str = "key") -> str:
     return f"{name}: there is no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def refuse_unknown(
-    given: Iterable[str], known: Collection[str], passed_over: Collection[str] = _SPARKS_OWN
-) -> None:
+def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
     """Raise ConfigError for an unknown name."""
     for name in given:
         # Spark passes its own settings, too; those have a dot.
-        if "." not in name and name not in known and name not in passed_over:
+        if "." not in name and name not in known and name not in _SPARKS_OWN:
             raise ConfigError(f"option {unknown(name, known)}")
 
 

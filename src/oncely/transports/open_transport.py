@@ -11,7 +11,7 @@ from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import open_store
-from oncely.transports.plugins import opener_of, schemes_of
+from oncely.transports.plugins import TRANSPORTS, installed, opened_by
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits, Transport
 from oncely.transports.url_values import Read, read_values, text, whole
@@ -30,13 +30,6 @@ _OWN = ("visibility", "max_bytes", "table", "schema")
 _memories: dict[str, MemoryStore] = defaultdict(lambda: MemoryStore(monotonic))
 """By their names, for the life of the process. Not on the wall clock, which may be set."""
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
-_GROUP = "oncely.transports"
-"""The entry points of other packages: each is named by a URL's scheme, and loads a function of the
-URL that returns a Transport."""
-
-
-class UnknownTransport(ConfigError):
-    """No transport, here or in an installed package, has URLs of that scheme."""
 
 
 def open_transport(url: str) -> Transport:
@@ -60,10 +53,10 @@ def open_transport(url: str) -> Transport:
         case "amqp" | "amqps":
             raise ConfigError(f'{named} names no broker; write "amqp://localhost"')
         case _:
-            if opens := opener_of(_GROUP, url):
-                return cast(Transport, opens(url))
-            known = f"{_EXAMPLES}{schemes_of(_GROUP)}"
-            raise UnknownTransport(f"{named} is not of a known kind; write {known}")
+            if (other := opened_by(TRANSPORTS, url)) is not None:
+                return cast(Transport, other)
+            known = f"{_EXAMPLES}{installed()}"
+            raise ConfigError(f"{named} is not of a known kind; write {known}")
 
 
 def _open_sql(address: str, options: str) -> Transport:

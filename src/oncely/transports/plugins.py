@@ -1,20 +1,20 @@
-"""What other packages open URLs with, found by the entry points that they declare."""
+"""Transports and sources of other packages, found by the entry points that they declare: each is
+named by a URL's scheme, and loads a function of the URL or, for a source, of the URL and the queue.
+"""
 
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-
-def opener_of(group: str, url: str) -> Callable[..., Any] | None:
-    """What an installed package opens URLs of this scheme with; None if no package does. Its own
-    errors, such as a driver that is not installed, are raised as they are.
-    """
-    for entry in entry_points(group=group, name=url.partition("://")[0]):
-        return entry.load()  # type: ignore[no-any-return]
-    return None
+TRANSPORTS, SOURCES = "oncely.transports", "oncely.sources"
 
 
-def schemes_of(group: str) -> str:
-    """The schemes that installed packages open, as the end of an error; empty if there are none."""
-    names = sorted(entry_points(group=group).names)
-    return f"; installed: {', '.join(f'{name}://' for name in names)}" if names else ""
+def opened_by(group: str, url: str, *more: str) -> Any:
+    """What an installed package opens at that URL; None if no package has its scheme."""
+    found = entry_points(group=group, name=url.partition("://")[0])
+    return next((entry.load()(url, *more) for entry in found), None)
+
+
+def installed() -> str:
+    """All schemes of packages, for the end of an error; empty if there are none."""
+    found = [f"{g} {each.name}://" for g in (TRANSPORTS, SOURCES) for each in entry_points(group=g)]
+    return f"; installed: {', '.join(sorted(found))}" if found else ""
