@@ -22,7 +22,7 @@ T = TypeVar("T")
 _ASK = partial(tuple.__new__, Ask)
 """Makes an Ask of its fields, in half the time."""
 
-_NOT_TAKEN = False
+_NOT_TAKEN = _NOT_AHEAD = False
 _START_BITS = 23
 """A record counts its writes from a random number in the lower half of the range; the upper half is
 left for counting.
@@ -86,6 +86,7 @@ def ask_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> Ask:
         sent_at,
         taken is not None,
         turn.company,
+        turn.claims_ahead,
     )
 
 
@@ -130,6 +131,7 @@ def to_claim(
         _each("sent_at", sent_at, count),
         repeat(_NOT_TAKEN, count),
         repeat(Company.NONE, count),
+        repeat(_NOT_AHEAD, count),
     )
     return [*map(_ASK, zip(*columns, strict=False))]
 
