@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
-from oncely import Consumer, Message, Policy, open_ledger
+from oncely import Consumer, Message, Policy, effectively_once, open_ledger
 
 QUEUE, CONSUMER, TRIES, LEASE = "jobs", "campaign", 3, "2s"
 INSERT = text("INSERT INTO effects (id) VALUES (:id)")
@@ -22,21 +22,27 @@ def engine_url(ledger_url: str) -> str:
 
 
 def work(ledger_url: str, queue_url: str, kind: str, log: str, pause_s: str) -> None:
-    """Handle all messages. Those whose body says so kill this process. Each run of a handler is a
-    line of the log.
+    """Handle all messages. Their bodies say what each run does, of which the last repeats: some
+    kill this process. Each run of a handler is a line of the log.
     """
     ledger, engine = open_ledger(ledger_url), create_engine(engine_url(ledger_url))
     consumer = Consumer(queue_url, QUEUE).tries(TRIES).backoff("100ms")
-    consumer.idempotent(ledger, CONSUMER, policy=Policy(lease=LEASE))
+    policy = effectively_once(lease=LEASE) if kind == "held" else Policy(lease=LEASE)
+    consumer.idempotent(ledger, CONSUMER, policy=policy)
 
     def begin(message: Message) -> None:
         with Path(log).open("a") as lines:
             print(message.id, os.getpid(), file=lines)
         time.sleep(float(pause_s))
-        if message.body == b"abort":
-            os.abort()
-        if message.body == b"kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        said = message.body.decode().split()
+        runs = [line.split()[0] for line in Path(log).read_text().splitlines()].count(message.id)
+        match said[min(runs, len(said)) - 1]:
+            case "abort":
+                os.abort()
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "raise":
+                raise ValueError("not yet")
 
     def plain(message: Message) -> None:
         begin(message)
@@ -53,8 +59,8 @@ def work(ledger_url: str, queue_url: str, kind: str, log: str, pause_s: str) -> 
 
     if kind != "plain":
         consumer.transactional(engine, together=kind == "together")
-    handlers: dict[str, Any] = {"plain": plain, "transactional": joined, "together": together}
-    consumer.consume(handlers[kind], drain=True)
+    handlers: dict[str, Any] = {"plain": plain, "together": together}
+    consumer.consume(handlers.get(kind, joined), drain=True)
 
 
 if __name__ == "__main__":

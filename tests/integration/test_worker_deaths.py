@@ -63,7 +63,8 @@ class Place(NamedTuple):
 
 
 PLACES = ("rabbitmq quorum", "rabbitmq classic", "sqlite", "postgresql")
-KINDS = ("plain", "transactional", "together")
+KINDS = ("plain", "transactional", "held", "together")
+"""Those that are `held` are transactional, and what is in doubt is held."""
 
 
 @pytest.fixture
@@ -118,6 +119,20 @@ def test_a_message_kills_its_worker(place: Place, kind: str, how: str) -> None:
         record = ledger.find(Key(CONSUMER, killer))
         assert record is not None
         assert record.attempts == TRIES
+
+
+@pytest.mark.timeout(2 * _LIMIT_S)
+@pytest.mark.parametrize("place", in_turn("no doubt", PLACES), indirect=True)
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_death_in_a_transaction_leaves_no_doubt(place: Place, kind: str) -> None:
+    """It is rolled back, also where the claim was committed before it: of a suspect, and of a
+    retry. So the message runs again, whatever the policy does with what is in doubt.
+    """
+    place.publish(Message("suspect", b"kill kill {}"), Message("retry", b"raise kill {}"))
+    while place.started(kind).wait(_LIMIT_S):
+        assert place.runs().total() < 20
+    assert place.dead() == {}
+    assert place.effects() == {"suspect": 1, "retry": 1}
 
 
 @pytest.mark.timeout(2 * _LIMIT_S)

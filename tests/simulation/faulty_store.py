@@ -145,7 +145,7 @@ def _row(record: Record | None) -> StoredRow | None:
         record.duplicates,
         record.result,
         record.fingerprint,
-        (record.metadata or {}).get("alone") == record.fence,
+        (record.metadata or {}).get("claimed_alone") == record.fence,
     )
 
 

@@ -436,7 +436,7 @@ REPETITIONS: list[Row] = [
 WINDOW, AGAIN_HERE, ALONE = (
     replace(ASK, company=each) for each in (Company.WINDOW, Company.AGAIN, Company.ALONE)
 )
-MARKED = then(**{**AGAIN, "metadata": {"tenant": "a", "alone": 4}})
+MARKED = then(**{**AGAIN, "metadata": {"tenant": "a", "claimed_alone": 4}})
 """Granted alone: its death will cost an attempt."""
 
 
@@ -453,7 +453,7 @@ def alone(ask: Acquire) -> Acquire:
 
 HOLD, ASIDE = under(on_in_doubt="hold"), under(on_in_doubt="dead_letter")
 ONCE_LEFT = {**MARKED, "attempts": 2}
-NEW_MARKED = NEW._replace(metadata={"tenant": "b", "alone": 1})
+NEW_MARKED = NEW._replace(metadata={"tenant": "b", "claimed_alone": 1})
 
 COMPANIES: list[Row] = [
     # stored    asked                              at   answered   then stored
@@ -536,18 +536,18 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
 
 # fmt: off
 DEATHS: list[tuple[dict[str, Any], Policy, type[Outcome], int, str | None]] = [
-    # metadata                     policy           answered   attempts  error
+    # metadata             policy           answered   attempts  error
     # The newest claim was made alone: its death costs an attempt, as no other does.
-    ({"alone": 3},                 Policy(tries=3), Granted,   3,        None),
-    ({"alone": 3},                 Policy(tries=2), Exhausted, 2,        "its worker died 2 times"),
+    ({"claimed_alone": 3}, Policy(tries=3), Granted,   3,        None),
+    ({"claimed_alone": 3}, Policy(tries=2), Exhausted, 2,        "its worker died 2 times"),
     # An earlier one was.
-    ({"alone": 2},                 Policy(tries=3), Granted,   2,        None),
-    ({"alone": 2},                 Policy(tries=2), Granted,   2,        None),
+    ({"claimed_alone": 2}, Policy(tries=3), Granted,   2,        None),
+    ({"claimed_alone": 2}, Policy(tries=2), Granted,   2,        None),
     # It has also failed: not all of its attempts ended with a death.
-    ({"alone": 3, "error": "no"},  Policy(tries=2), Exhausted, 2,
+    ({"claimed_alone": 3, "error": "no"}, Policy(tries=2), Exhausted, 2,
      "gave up after 2 attempts: nobody knows how the last one ended"),
     # What a service that shares the table keeps there.
-    ({"alone": "yes"},             Policy(tries=2), Granted,   2,        None),
+    ({"claimed_alone": "yes"}, Policy(tries=2), Granted,   2,        None),
 ]
 # fmt: on
 
@@ -567,7 +567,7 @@ def test_a_death_costs_an_attempt_of_what_was_claimed_alone(
     assert new is not None
     assert new.attempts == attempts
     if error is None:
-        assert new.metadata == {**metadata, "alone": 4}
+        assert new.metadata == {**metadata, "claimed_alone": 4}
     else:
         assert new.error == error
 
@@ -582,6 +582,57 @@ def test_a_claim_alone_that_is_given_back_leaves_no_mark() -> None:
     again = decide(released, replace(ALONE, token=10), 14).new
     assert again is not None
     assert again.attempts == 2
+
+
+def test_a_claim_alone_that_is_given_back_forgets_no_death() -> None:
+    """What the worker before has died of, alone, costs an attempt all the same."""
+    dead = BASE._replace(metadata={"claimed_alone": 3, "claimed_ahead": 3})
+    ask = alone(under(on_in_doubt="hold", tries=3))
+    granted = decide(dead, ask, 12)
+    assert isinstance(granted.outcome, Granted)
+    released = decide(granted.new, Release(granted.outcome.claim), 13).new
+    assert released is not None
+    assert (released.attempts, released.fence) == (2, 4)
+    again = decide(released, replace(ask, token=20), 14).new
+    assert again is not None
+    assert (again.state, again.attempts) == (State.PROCESSING, 3)
+
+
+NO_RETRY = (HOLD, ASIDE, probed(None))
+
+
+@pytest.mark.parametrize("ask", NO_RETRY)
+def test_a_claim_ahead_of_its_transaction_leaves_no_doubt(ask: Ask) -> None:
+    """The death of its worker has undone what the handler did: it runs again, whatever the policy
+    does with what is in doubt; and ends when its tries are spent.
+    """
+    ahead = replace(alone(ask), is_ahead=True)
+    stored = decide(None, ahead, 1).new
+    assert stored is not None
+    asked = replace(in_window(ask), token=10)
+    assert isinstance(decide(stored, asked, 12).outcome, Suspect)
+    second = decide(stored, replace(ahead, token=20), 12).new
+    assert second is not None
+    assert (second.state, second.attempts) == (State.PROCESSING, 2)
+    twice = Policy(on_in_doubt=ask.policy.on_in_doubt, tries=2)
+    last = decide(second, replace(ahead, policy=twice, token=30), 30).new
+    assert last is not None
+    assert (last.exhausted, last.error) == (True, "its worker died 2 times")
+
+
+@pytest.mark.parametrize("ask", NO_RETRY)
+def test_an_effect_that_may_be_committed_is_in_doubt(ask: Ask) -> None:
+    """Whoever holds a claim ahead of its transaction, and does not know how that has ended, asks
+    again without one; and a later claim says nothing of an earlier one.
+    """
+    ahead = replace(alone(ask), is_ahead=True)
+    stored = decide(None, ahead, 1).new
+    unsure = decide(stored, alone(ask), 2).new
+    plain = decide(stored, replace(alone(probed("not_happened")), token=10), 12).new
+    for record in (unsure, plain and plain._replace(metadata={"claimed_ahead": 1})):
+        assert record is not None
+        outcome = decide(record, replace(alone(ask), token=20), 30).outcome
+        assert isinstance(outcome, InDoubt | Exhausted)
 
 
 def test_busy_tells_when_to_come_back() -> None:

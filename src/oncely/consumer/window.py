@@ -270,7 +270,8 @@ class Window(Generic[T]):
         is, where the message may have killed a worker, which would leave no trace; and of a retry,
         which costs no more than that.
         """
-        turn.claims_ahead = turn.company is Company.ALONE or turn.taken is not None
+        is_alone = turn.company is Company.ALONE
+        turn.claims_ahead = self.joins and (is_alone or turn.taken is not None)
         return turn.claims_ahead or not self.joins
 
     def _claim(self, lifecycle: Lifecycle, turns: Sequence[T]) -> None:

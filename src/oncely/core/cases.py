@@ -75,7 +75,7 @@ def terms_of(command: Command, horizon: float | None) -> Hashable:
     answered then.
     """
     if isinstance(command, Acquire):
-        if command.company in (Company.AGAIN, Company.ALONE):
+        if command.is_ahead or command.company in (Company.AGAIN, Company.ALONE):
             return None
         return Acquire, command.lease_s, horizon is not None and is_too_old(command, horizon)
     if not isinstance(command, Held):

@@ -55,6 +55,9 @@ class Acquire(NamedTuple):
     is_taken: bool = False
     """Whether it is for a message that waited in the ledger, and was taken from there."""
     company: Company = Company.NONE
+    is_ahead: bool = False
+    """Whether it is committed before the transaction of its handler begins. Where the worker dies,
+    that is rolled back: the effect has not happened, and the message is not in doubt."""
 
 
 @dataclass(slots=True)

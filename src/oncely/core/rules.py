@@ -197,7 +197,7 @@ def _grant_again(record: Record, ask: Acquire, now: float) -> Decision:
 def _grant_after_death(record: Record, ask: Acquire, now: float) -> Decision:
     # A message that kills its worker never reaches Fail: attempts are counted and limited here. Of
     # claims in company, nobody knows which handler has killed the worker.
-    costs = ask.company is not Company.ALONE or _was_alone(record)
+    costs = ask.company is not Company.ALONE or _is_marked(record, _ALONE)
     spent = record.attempts if costs else record.attempts - 1
     if not ask.policy.is_spent(spent):
         return _grant(record, ask, spent + 1, now)
@@ -218,26 +218,36 @@ def _grant(record: Record, ask: Acquire, attempts: int, now: float) -> Decision:
             "fingerprint": record.fingerprint or ask.fingerprint,
         },
     )
-    if ask.company is Company.ALONE:
-        change = change.but(metadata=_claimed_alone(record.metadata, record.fence + 1))
+    if ask.is_ahead or ask.company is Company.ALONE:
+        change = change.but(metadata=_marked(record.metadata, ask, record.fence + 1))
     return Decision(Granted(claim_of(change.to(record, now), record)), change)
 
 
-_ALONE = "alone"
+_ALONE = "claimed_alone"
 """In metadata: the fence of the last claim that was made alone."""
+_AHEAD = "claimed_ahead"
+"""The same of a claim that was committed before the transaction of its handler began."""
 
 
-def _claimed_alone(metadata: Mapping[str, Any] | None, fence: int) -> Mapping[str, Any]:
-    return {**(metadata or {}), _ALONE: fence}
+def _marked(
+    metadata: Mapping[str, Any] | None, ask: Acquire, fence: int
+) -> Mapping[str, Any] | None:
+    """Metadata with how the claim with that fence was made."""
+    if ask.company is Company.ALONE:
+        metadata = {**(metadata or {}), _ALONE: fence}
+    return {**(metadata or {}), _AHEAD: fence} if ask.is_ahead else metadata
 
 
-def _was_alone(record: Record) -> bool:
-    """Whether the newest claim was made alone."""
-    return record.metadata is not None and record.metadata.get(_ALONE) == record.fence
+def _is_marked(record: Record, mark: str) -> bool:
+    """Whether the newest claim was made so."""
+    return record.metadata is not None and record.metadata.get(mark) == record.fence
 
 
 def _grant_the_same(record: Record, ask: Acquire, now: float) -> Decision:
     change = Change(record.version + 1, {"lease_s": ask.lease_s})
+    if _is_marked(record, _AHEAD) and not ask.is_ahead:
+        # What its handler did may be committed after all.
+        change = change.but(metadata={**(record.metadata or {}), _AHEAD: None})
     before = _before_claim(record, ask.policy, now)
     return Decision(Granted(claim_of(change.to(record, now), before)), change)
 
@@ -288,7 +298,7 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
 
 def first_change(ask: Acquire) -> Change:
     """What a first claim writes."""
-    is_alone = ask.company is Company.ALONE
+    is_marked = ask.is_ahead or ask.company is Company.ALONE
     return Change(
         version_of(ask.token, ask.count_from),
         {
@@ -296,7 +306,7 @@ def first_change(ask: Acquire) -> Change:
             "attempts": 1,
             "fence": 1,
             "lease_s": ask.lease_s,
-            "metadata": _claimed_alone(ask.metadata, 1) if is_alone else ask.metadata,
+            "metadata": _marked(ask.metadata, ask, 1) if is_marked else ask.metadata,
             "fingerprint": ask.fingerprint,
         },
     )
@@ -362,7 +372,7 @@ def _ask_after_failure(record: Record, ask: Acquire, now: float) -> Decision:
 
 
 def _after_doubt(record: Record, ask: Acquire, now: float) -> Decision:
-    match ask.policy.on_in_doubt:
+    match "retry" if _is_marked(record, _AHEAD) else ask.policy.on_in_doubt:
         case "hold":
             return Decision(InDoubt(record))
         case "dead_letter":
@@ -440,12 +450,18 @@ def _release(record: Record, release: Release, _: float) -> Decision:
             "lease_s": None if former.lease_until is None else 0.0,
             "exhausted": former.exhausted,
             "duplicates": former.duplicates,
-            "metadata": former.metadata,
+            "metadata": _with_marks_of(former, record.fence),
             "result": former.result,
             "fingerprint": former.fingerprint,
         },
     )
     return _written(change)
+
+
+def _with_marks_of(former: Record, fence: int) -> Mapping[str, Any] | None:
+    """Its metadata, where the claim before is the one with that fence from now on."""
+    marks = {mark: fence for mark in (_ALONE, _AHEAD) if _is_marked(former, mark)}
+    return {**(former.metadata or {}), **marks} if marks else former.metadata
 
 
 def _extend(record: Record, extend: Extend, _: float) -> Decision:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 _ACQUIRE = partial(tuple.__new__, Acquire)
 """Makes an Acquire of its fields, in half the time."""
 
-_NOT_TAKEN = False
+_NOT_TAKEN = _NOT_AHEAD = False
 _START_BITS = 23
 """A record counts its writes from a random number in the lower half of the range; the upper half is
 left for counting.
@@ -113,6 +113,7 @@ def acquire_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> 
         sent_at,
         taken is not None,
         turn.company,
+        turn.claims_ahead,
     )
 
 
@@ -157,6 +158,7 @@ def to_claim(
         _each("sent_at", sent_at, count),
         repeat(_NOT_TAKEN, count),
         repeat(Company.NONE, count),
+        repeat(_NOT_AHEAD, count),
     )
     return [*map(_ACQUIRE, zip(*columns, strict=False))]
 

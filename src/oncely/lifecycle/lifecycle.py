@@ -631,8 +631,12 @@ class Lifecycle:
         self.let_go(held)
         if len(held) == 1:
             held[0].company = Company.ALONE  # It was no other message.
+        # One that was committed ahead is asked for with its token, and so granted again: it is in
+        # doubt when it has run out, which otherwise it would not be.
+        ahead = {turn: turn.claim.birth for turn in held if turn.claims_ahead and turn.claim}
         for turn in turns:
             turn.begins_anew()
+            turn.token, turn.claims_ahead = ahead.get(turn), False
         for turn in held:
             turn.metadata = {**(turn.metadata or {}), "error": describe(error)}
         try:
