@@ -602,7 +602,7 @@ NO_RETRY = (HOLD, ASIDE, probed(None))
 
 
 @pytest.mark.parametrize("ask", NO_RETRY)
-def test_a_claim_ahead_of_its_transaction_leaves_no_doubt(ask: Ask) -> None:
+def test_a_claim_ahead_of_its_transaction_leaves_no_doubt(ask: Acquire) -> None:
     """The death of its worker has undone what the handler did: it runs again, whatever the policy
     does with what is in doubt; and ends when its tries are spent.
     """
@@ -621,7 +621,7 @@ def test_a_claim_ahead_of_its_transaction_leaves_no_doubt(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("ask", NO_RETRY)
-def test_an_effect_that_may_be_committed_is_in_doubt(ask: Ask) -> None:
+def test_an_effect_that_may_be_committed_is_in_doubt(ask: Acquire) -> None:
     """Whoever holds a claim ahead of its transaction, and does not know how that has ended, asks
     again without one; and a later claim says nothing of an earlier one.
     """

@@ -161,7 +161,7 @@ def test_a_suspect_runs_alone(run: Run, live: Ledger) -> None:
         if id_ == "x":
             x_runs.set()
             record = record_of(live, Key("billing", "x"))
-            is_alone.append((record.metadata or {}).get("alone") == record.fence)
+            is_alone.append((record.metadata or {}).get("claimed_alone") == record.fence)
         with lock:
             beside[id_] |= running
             running.remove(id_)
