@@ -26,13 +26,6 @@ class RecordStatements:
 
     # ---- insert ----------------------------------------------------------------------------------
 
-    def test_insert_writes_what_is_absent(self, store: Store) -> None:
-        """Insert writes those whose key is absent, leaves the others, and says which it wrote."""
-        first, second = fresh("1", fence=1), fresh("2")
-        assert insert(store, [first]) == {first.key}
-        assert insert(store, [fresh("1", fence=9, version=6 << 24), second]) == {second.key}
-        assert stored(store, first.key).fence == 1
-
     def test_insert_of_nothing(self, store: Store) -> None:
         """To insert nothing writes nothing."""
         assert insert(store, []) == set()
@@ -94,14 +87,6 @@ class RecordStatements:
         kept = found[keys[1]]
         assert (kept.fingerprint, kept.metadata, kept.fence) == ("f", {"tenant": "a"}, 1)
 
-    def test_swap_writes_what_is_unchanged(self, store: Store) -> None:
-        """Swap writes where the version is still that of `old`, and says which it wrote."""
-        old = inserted(store, "1")
-        new = old._replace(state=State.FAILED, attempts=2, version=old.version + 1)
-        assert swap(store, [Swap(old, new)]) == {old.key}
-        assert swap(store, [Swap(old, new._replace(attempts=7))]) == set()
-        assert stored(store, old.key).attempts == 2
-
     def test_swap_compares_the_version_alone(self, store: Store) -> None:
         """Swap compares the version and nothing else: the holder knows no more for sure."""
         there = inserted(store, "1")
@@ -151,14 +136,6 @@ class RecordStatements:
         assert swap(store, [Swap(gone, gone._replace(version=gone.version + 1))]) == set()
         assert swap(store, [Swap(gone, None)]) == set()
         assert store.load([gone.key]).records == {}
-
-    def test_swap_is_atomic_for_each(self, store: Store) -> None:
-        """In one swap of many, those that lost keep none of the others from being written."""
-        olds = [inserted(store, str(n)) for n in range(10)]
-        swap(store, [Swap(olds[4], olds[4]._replace(version=olds[4].version + 1))])
-        news = [old._replace(fence=9, version=old.version + 2) for old in olds]
-        written = swap(store, [Swap(*pair) for pair in zip(olds, news, strict=True)])
-        assert written == {old.key for old in olds} - {olds[4].key}
 
     # ---- What is kept ----------------------------------------------------------------------------
 

@@ -217,12 +217,6 @@ def test_settings_of_the_stores_own(redis_url: str, setting: str) -> None:
         assert len(ledger.problems()) == 1
 
 
-def test_wrong_prefix(redis_url: str) -> None:
-    """A prefix with a colon could be taken for another's keys, and is refused."""
-    with pytest.raises(ConfigError, match="prefix 'a:7' may only hold"):
-        open_redis(redis_url, "a:7")
-
-
 def test_wrong_password(private_redis: Redis) -> None:
     """A wrong password is refused at once, and never shown."""
     with Client.from_url(private_redis.url) as client:
@@ -235,8 +229,12 @@ def test_wrong_password(private_redis: Redis) -> None:
     assert open_redis(private_redis.url.replace("//", "//:right-secret@")).tallies() == {}
 
 
-def test_wrong_database(redis_url: str) -> None:
-    """A database that the server does not have is refused."""
+def test_wrong_database_or_prefix(redis_url: str) -> None:
+    """A database that the server does not have is refused, and a prefix with a colon, which could
+    be taken for another's keys.
+    """
+    with pytest.raises(ConfigError, match="prefix 'a:7' may only hold"):
+        open_redis(redis_url, "a:7")
     with pytest.raises(ConfigError, match="out of range"):
         open_redis(urlsplit(redis_url)._replace(path="/99").geturl())
 
@@ -295,14 +293,12 @@ def test_server_that_flushes_late(private_redis: Redis) -> None:
         assert "appendfsync unknown" in problem
 
 
-def test_cluster_is_refused() -> None:
-    """A cluster is refused: a script's keys would live on several of its servers."""
+def test_clusters_and_replicas() -> None:
+    """A cluster is refused: a script's keys would live on several of its servers. Replicas are
+    named as a problem: a failover loses what they have not got.
+    """
     assert redis_settings.refusal(_FIT) is None
     assert "cluster" in str(redis_settings.refusal({**_FIT, "redis_mode": "cluster"}))
-
-
-def test_replicas_are_a_problem() -> None:
-    """Replicas are named as a problem: a failover loses what they have not got."""
     assert redis_settings.problems({**_FIT, "connected_slaves": "0"}, "always") == []
     [problem] = redis_settings.problems({**_FIT, "connected_slaves": "2"}, "always")
     assert "replicas (2)" in problem

@@ -55,15 +55,6 @@ def test_what_the_service_has_is_busy(ledger: Ledger, service: Service) -> None:
     assert record.first_seen == record.last_seen == pytest.approx(ledger.now(), abs=5)
 
 
-def test_what_the_service_sent_is_a_duplicate(ledger: Ledger, service: Service) -> None:
-    """A message that the service has sent is a duplicate for the ledger, and stays sent."""
-    service.mark_processing(_ID, {})
-    service.mark_sent(_ID)
-    assert isinstance(ledger.claim(_KEY), Duplicate)
-    assert service.status(_ID) == "sent"
-    assert record_of(ledger, _KEY).duplicates == 1
-
-
 def test_what_the_service_failed_may_run_again(ledger: Ledger, service: Service) -> None:
     """A message that failed for the service is the ledger's, where the policy tries again."""
     service.mark_processing(_ID, {"to": "+49"})
@@ -78,15 +69,19 @@ def test_what_the_service_failed_may_run_again(ledger: Ledger, service: Service)
 @pytest.mark.parametrize(
     ("metadata", "kept"), [([], None), (["+49"], {"metadata": ["+49"]}), ({"a": 1}, {"a": 1})]
 )
-def test_metadata_of_any_shape(
+def test_what_the_service_sent_is_a_duplicate(
     ledger: Ledger, service: Service, metadata: list[str], kept: object
 ) -> None:
-    """Metadata that is not an object (PHP writes what is empty as a list) is no obstacle."""
+    """A message that the service has sent is a duplicate for the ledger, and stays sent. Metadata
+    that is not an object (PHP writes what is empty as a list) is no obstacle.
+    """
     service.mark_processing(_ID, metadata)
     service.mark_sent(_ID)
     outcome = ledger.claim(_KEY)
     assert isinstance(outcome, Duplicate)
     assert outcome.record.metadata == kept
+    assert service.status(_ID) == "sent"
+    assert record_of(ledger, _KEY).duplicates == 1
 
 
 def test_attempts_unknown(ledger: Ledger, service: Service, psql: Psycopg) -> None:

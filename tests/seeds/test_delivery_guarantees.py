@@ -1,8 +1,7 @@
-"""The delivery guarantees, the tracker, and what answers the four reasons not to offer them."""
+"""The delivery guarantees, and the tracker."""
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -248,32 +247,3 @@ def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) ->
         AsyncMessageTracker(Session(engine), _CONSUMER)
     with pytest.raises(ConfigError, match="str is not a connection"):
         MessageTracker("sqlite:///orders.db", _CONSUMER)
-
-
-# ---- The four reasons --------------------------------------------------------------------------
-
-
-def test_a_handler_that_succeeded_in_part(ledger: Ledger, another_ledger: OpenLedger) -> None:
-    """Debited, then the log failed, then retried elsewhere: one debit, and its result is kept."""
-    debits: list[str] = []
-
-    def debit(key: str) -> int:
-        debits.append(key)
-        return len(debits)
-
-    def handling(worker: Ledger, write_log: Callable[[], None]) -> Callable[[Message], int]:
-        @once(worker, consumer=_CONSUMER, key=lambda message: message.id)
-        def handle(message: Message) -> int:
-            receipt = message.step("debit", debit, message.step_key("debit"))
-            write_log()
-            return receipt
-
-        return handle
-
-    def fail() -> None:
-        raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="full"):
-        handling(ledger, fail)(MESSAGE)
-    assert handling(another_ledger(), lambda: None)(MESSAGE) == 1
-    assert len(debits) == 1

@@ -63,17 +63,6 @@ def test_seen_does_not_run(
     assert logged == [("duplicate", "1")] * 2
 
 
-def test_seen_returns_the_kept_result(
-    ledger: Ledger, another_ledger: OpenLedger, handler: Handler
-) -> None:
-    """Where results are kept, a repetition gets that of the first."""
-    for each in (ledger, another_ledger()):
-        with message_context("1", _QUEUE):
-            on_order = idempotent_consumer(each, keep_result=True)(handler.on_order)
-            assert on_order("pens") == "receipt for pens"
-    assert handler.orders == ["pens"]
-
-
 def test_the_key_is_message_and_queue(ledger: Ledger, handler: Handler) -> None:
     """Equal content under another id is another message; one id in two queues is two."""
     on_order = idempotent_consumer(ledger)(handler.on_order)

@@ -83,20 +83,20 @@ def raising(error: BaseException) -> Charge:
 
 
 def test_runs_once(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
-    """The function runs for the first delivery of an id, and for no other."""
-    charge = decorated(runs.append)
-    for order in (Order(), Order(), Order("other"), Order()):
-        charge(order)
+    """The function runs for the first delivery of an id, and for no other. The first caller gets
+    the result as it is, a duplicate None, where none is kept.
+    """
+    result = object()
+
+    def note(order: Order) -> object:
+        runs.append(order)
+        return result
+
+    charge = decorated(note)
+    results = [charge(order) for order in (Order(), Order(), Order("other"), Order())]
+    assert results == [result, None, result, None]
     assert runs == [Order(), Order("other")]
     assert record_of(ledger, key).state is State.COMPLETED
-
-
-def test_first_caller_gets_the_result(decorated: Decorate) -> None:
-    """The first caller gets the result as it is, a duplicate None, where none is kept."""
-    result = object()
-    charge = decorated(lambda order: result)
-    assert charge(Order()) is result
-    assert charge(Order()) is None
 
 
 @pytest.mark.parametrize("options", [{"keep_result": True}, {"policy": Policy(results="keep")}])
@@ -164,14 +164,6 @@ def test_wraps(ledger: Ledger) -> None:
 # ---- What is not granted -----------------------------------------------------------------------
 
 
-def test_busy(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
-    """While another worker holds the message the call raises BusyError."""
-    granted(ledger.claim(key))
-    with pytest.raises(BusyError, match="abc-123"):
-        decorated(runs.append)(Order())
-    assert runs == []
-
-
 def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     """The same id with another fingerprint raises MismatchError; an equal one is a duplicate."""
     charge = decorated(runs.append, fingerprint=lambda order: order.amount)
@@ -182,38 +174,34 @@ def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     assert runs == [Order()]
 
 
-@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, Decimal(1)), (None, "None"), ([1], "[1]")])
-def test_fingerprints_tell_types_apart(decorated: Decorate, one: Any, two: Any) -> None:
-    """Fingerprints of different types differ; None is a fingerprint like any other."""
-    charge = decorated(lambda order: None, fingerprint=lambda order: order.amount)
-    charge(Order(amount=one))
-    with pytest.raises(MismatchError):
-        charge(Order(amount=two))
-
-
 @pytest.mark.parametrize(
-    ("one", "same"),
+    ("one", "same", "other"),
     [
-        (1, 1.0),
-        (10**20, 1e20),
-        ({"b": (0.0, 1), "a": 1.50}, {"a": 1.5, "b": [-0.0, 1.0]}),
-        (Decimal("1.10"), Decimal("1.1")),
+        (1, 1.0, "1"),
+        (10**20, 1e20, Decimal(10**20)),
+        ({"b": (0.0, 1), "a": 1.50}, {"a": 1.5, "b": [-0.0, 1.0]}, {}),
+        (Decimal("1.10"), Decimal("1.1"), 1.1),
         (
             datetime(2024, 2, 29, 1, tzinfo=UTC),
             datetime(2024, 2, 28, 20, tzinfo=timezone(timedelta(hours=-5))),
+            "2024-02-29",
         ),
+        (None, None, "None"),
+        ([1], [1.0], "[1]"),
     ],
 )
 def test_fingerprints_of_equal_values(
-    decorated: Decorate, runs: list[Order], one: Any, same: Any
+    decorated: Decorate, runs: list[Order], one: Any, same: Any, other: Any
 ) -> None:
-    """A repetition that writes a number otherwise, or an instant in another zone, is the same."""
+    """A repetition that writes a number otherwise, or an instant in another zone, is the same; of
+    different types none are. None is a fingerprint like any other.
+    """
     charge = decorated(runs.append, fingerprint=lambda order: order.amount)
     charge(Order(amount=one))
     charge(Order(amount=same))
     assert len(runs) == 1
     with pytest.raises(MismatchError):
-        charge(Order(amount="other"))
+        charge(Order(amount=other))
 
 
 def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
@@ -302,7 +290,7 @@ def test_store_away_after(
     assert charged(Order()) == "charged"
     assert "storing_failed" in events_in(caplog)
     meddling.meddle = lambda: None
-    with pytest.raises(BusyError):
+    with pytest.raises(BusyError, match="abc-123"):
         charged(Order())
     clock.advance(301)
     with pytest.raises(InDoubtError):
