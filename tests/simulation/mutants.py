@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         "what comes later runs before one of its order that waits",
         SOURCE,
-        "found.append(self._mailbox.lanes(self._queue.name, lanes))",
+        "found.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))",
         "found.append(set())",
         seed=33,
     ),
