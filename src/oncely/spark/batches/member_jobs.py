@@ -1,8 +1,13 @@
-"""Jobs on the messages of a batch: the program starts a job, and tasks of the sink do it."""
+"""Jobs on the messages of a batch: the program starts a job, and tasks of the sink do it.
+
+A job that ends messages claims them under the batch's token, which grants the claims again, or
+shows that another attempt has ended them already.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
@@ -12,19 +17,29 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from oncely._util.garbage import rarely_collecting
+from oncely.core.control import Unrecoverable
 from oncely.core.errors import OncelyError
-from oncely.core.record import birth_of
+from oncely.core.record import Key, birth_of
+from oncely.core.turn import Turn
+from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
+from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.spark.batches.claim_members import ClaimTask
-from oncely.spark.batches.end_members import doubt_members, end_members
 from oncely.spark.batches.staging import Staging
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.message_rows import Row, numbered, read_chunks
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts
-from oncely.spark.sink.sink_options import BATCH_JOB, read_options
+from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
 
 Does = Literal["claim", "complete", "fail", "doubt"]
+_AT_ONCE = "1ms"
+
+
+class BatchFailed(Unrecoverable):
+    """The batch of a message has failed permanently."""
 
 
 class Job(NamedTuple):
@@ -104,15 +119,17 @@ class JobWriter(DataSourceArrowWriter):
         options, job = self._options, self._job
         ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         with rarely_collecting():
-            match job.does:
-                case "claim":
-                    return self._claim(ledger, iterator)
-                case "doubt":
-                    ended = doubt_members(ledger, options, job.token, iterator)
-                case "complete":
-                    ended = end_members(ledger, options, job.token, iterator, None)
-                case "fail":
-                    ended = end_members(ledger, options, job.token, iterator, job.error)
+            if job.does == "claim":
+                return self._claim(ledger, iterator)
+            ended = 0
+            for rows in read_chunks(numbered(iterator), lambda: options.chunk):
+                # In the order of ids: two tasks that claim the same ids cannot deadlock.
+                rows.sort(key=lambda row: row.id)
+                if job.does == "doubt":
+                    _doubt(ledger, options, job.token, rows)
+                else:
+                    _end(ledger, options, job.token, rows, job.error)
+                ended += len(rows)
         return JobReport(Counts(), ended, [])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -142,3 +159,33 @@ class JobWriter(DataSourceArrowWriter):
         if task.counts.settled + task.granted != task.counts.received:
             raise OncelyError(f"of {task.counts.received} deliveries some are not accounted for")
         return JobReport(task.counts, task.granted, task.files)
+
+
+def _end(ledger: Ledger, options: SinkOptions, token: int, rows: Sequence[Row], error: str) -> None:
+    """Complete these messages, or fail them with `error`, if there is one."""
+    # The members were checked when they were claimed.
+    policy = replace(options.policy, on_mismatch="ignore", on_too_old="run")
+    lifecycle = Lifecycle.under(ledger, options.consumer, policy, "none")
+    lifecycle = replace(lifecycle, retry_queue=RetryQueue(options.consumer))
+    driver, turns = lifecycle.sync_driver, []
+    for row in rows:
+        turn = Turn(row.id, message=row.message(None))
+        turn.token = token
+        turns.append(turn)
+    patiently(lambda: run_inline(lifecycle.claim(driver, turns)), options.consumer)
+    granted = [turn for turn in turns if turn.claim is not None]
+    for turn in granted:
+        turn.called()
+        turn.raised(BatchFailed(error) if error else None)
+    run_inline(lifecycle.store(driver, granted))
+    for turn in granted:
+        if turn.refusal is not None:
+            raise turn.refusal
+
+
+def _doubt(ledger: Ledger, options: SinkOptions, token: int, rows: Sequence[Row]) -> None:
+    """Hold these messages in doubt, by ending the leases of their claims."""
+    policy = replace(options.policy, on_mismatch="ignore")
+    keys = [Key(options.consumer, row.id) for row in rows]
+    claim = partial(ledger.claim_many, keys, _AT_ONCE, policy, token=token)
+    patiently(claim, options.consumer)

@@ -32,12 +32,11 @@ from oncely.lifecycle.retry_queue import RetryQueue, settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.modes.start import Start
+from oncely.spark.modes.start import CAPACITY, Entry, Start
 from oncely.spark.modes.steady import steadily
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside, RunTally
 from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.horizon import Horizon
-from oncely.spark.sink.journal import CAPACITY, Entry
 from oncely.spark.sink.message_rows import Row, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
 from oncely.stores.store import PutBack

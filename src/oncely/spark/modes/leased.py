@@ -17,7 +17,7 @@ from oncely.ledger.driver import run_inline
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.sink.journal import Entry
+from oncely.spark.modes.start import Entry
 from oncely.spark.sink.message_rows import Row
 
 _STORE_EVERY_S = 0.5

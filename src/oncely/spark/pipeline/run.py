@@ -23,10 +23,9 @@ from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import session
 from oncely.spark.sink.channel import DriverChannel
-from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.counts import Counts, Report
 from oncely.spark.sink.handover import fetch
 from oncely.spark.sink.spreading import spread
-from oncely.spark.spark_report import Report
 from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
