@@ -106,6 +106,8 @@ class Window(Generic[T]):
         self._suspects: deque[T] = deque()
         """Turns in flight that may have killed a worker, to be claimed and run one by one, while
         nothing else is at risk here."""
+        self._runs_alone = False
+        """Whether one of them is at work."""
         self._put_off: Later[T] = Later()
         """Turns in flight that stay here until their next try."""
         self._answered: list[T] = []
@@ -181,7 +183,7 @@ class Window(Generic[T]):
     # ---- Taking and claiming -------------------------------------------------------------------
 
     def _take(self) -> None:
-        if self._suspects:
+        if self._suspects or self._runs_alone:
             return  # What is taken meanwhile would be delivered again, if one of them kills.
         room = self.executor.room(self._under_way) - len(self._arrived)
         if room > 0:
@@ -190,7 +192,7 @@ class Window(Generic[T]):
             self._arrived += self.source.take(room, free, 0.0 if is_busy else _IDLE_S)
 
     def _is_time_to_begin(self) -> bool:
-        if self._suspects:
+        if self._suspects or self._runs_alone:
             return not self._begun
         if not (self._arrived or self._ready):
             return False
@@ -204,6 +206,7 @@ class Window(Generic[T]):
         if self._suspects and not self.executor.is_stopped:
             turns = [self._suspects.popleft()]
             turns[0].company = Company.ALONE
+            self._runs_alone = True
         else:
             arrived, self._arrived = self._arrived, []
             self._in_flight.update(arrived)
@@ -316,6 +319,7 @@ class Window(Generic[T]):
         future, turns = self._batches.popleft()
         put_off, now = future.result(), monotonic()
         self._begun -= len(turns)
+        self._runs_alone = self._runs_alone and self._begun > 0
         for turn in put_off:
             verdict = None if turn.ending is None else turn.ending.verdict
             self._put_off.add(now + (verdict.delay_s if isinstance(verdict, Delay) else 0.0), turn)
