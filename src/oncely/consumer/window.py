@@ -109,6 +109,8 @@ class Window(Generic[T]):
         self._suspects: deque[T] = deque()
         """Turns in flight that may have killed a worker, to be claimed and run one by one, while
         nothing else is at risk here."""
+        self._runs_alone = False
+        """Whether one of them is at work."""
         self._put_off: Later[T] = Later()
         """Turns in flight that stay here until their next try."""
         self._answered: list[T] = []
@@ -201,7 +203,7 @@ class Window(Generic[T]):
             return
         room = self.executor.room(under_way) - arrived
         # What is taken beside suspects would be delivered again, if one of them kills.
-        if room > 0 and not self._suspects:
+        if room > 0 and not (self._suspects or self._runs_alone):
             is_busy = under_way or arrived or self._answered
             self._arrived += self.source.take(room, free, 0.0 if is_busy else _IDLE_S)
 
@@ -226,7 +228,7 @@ class Window(Generic[T]):
         return turns
 
     def _is_time_to_begin(self) -> bool:
-        if self._suspects:
+        if self._suspects or self._runs_alone:
             return not self._begun
         if not (self._arrived or self._ready):
             return False
@@ -241,6 +243,7 @@ class Window(Generic[T]):
             turns = [self._suspects.popleft()]
             turns[0].company = Company.ALONE
             self._begun += 1
+            self._runs_alone = True
         else:
             turns = self._enter()
             self._begin_at = monotonic() + _GATHER_S
@@ -353,6 +356,7 @@ class Window(Generic[T]):
         put_off, now = future.result(), monotonic()
         self._batches.popleft()
         self._begun -= len(turns)
+        self._runs_alone = self._runs_alone and self._begun > 0
         for turn in put_off:
             verdict = None if turn.ending is None else turn.ending.verdict
             self._put_off.add(now + (verdict.delay_s if isinstance(verdict, Delay) else 0.0), turn)
