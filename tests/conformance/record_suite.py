@@ -222,6 +222,18 @@ class RecordStatements:
         assert keys == [Key("billing", "1"), Key("mailing", "1")]
         assert store.of_message("2") == []
 
+    def test_counts(self, store: Store) -> None:
+        """Tallies counts each consumer's records in each state."""
+        failed(store, "1")
+        for name in ("2", "3"):
+            inserted(store, name)
+        insert(store, [fresh("1", consumer="mailing")])
+        assert {name: tally.count for name, tally in store.tallies().items()} == {
+            ("billing", State.FAILED): 1,
+            ("billing", State.PROCESSING): 2,
+            ("mailing", State.PROCESSING): 1,
+        }
+
     def test_tallies_add_up(self, store: Store, clock: AdvancingClock) -> None:
         """Tallies tells the least recently seen, how many leases are over, and all duplicates."""
         first = inserted(store, "1")
