@@ -145,15 +145,6 @@ def test_what_is_no_ledger(command: Command, tmp_path: Path, name: str) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_store_that_cannot_be_reached(command: Command, tmp_path: Path) -> None:
-    """An unreachable store is one line too, without its password."""
-    url = "postgresql://ann:geheim@127.0.0.1:1/db?connect_timeout=1"
-    code, out, err = command("status", "--ledger", url)
-    assert (code, out) == (1, "")
-    assert "geheim" not in err
-    assert err.count("\n") == 1
-
-
 WITHOUT = """
 import sys
 for name in sys.argv[1].split(","):

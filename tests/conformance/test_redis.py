@@ -61,14 +61,6 @@ def ledger(store: RedisStore) -> Ledger:
 # ---- What is kept, and where -------------------------------------------------------------------
 
 
-def test_no_transactions(store: RedisStore) -> None:
-    """A store without transactions says so, and has no deferred messages."""
-    assert not store.has_transactions
-    with pytest.raises(ConfigError):
-        store.transaction(lambda transaction: transaction.load([]))
-    assert not store.backlogs()
-
-
 def test_times_are_the_servers(redis_url: str, key: Key) -> None:
     """Without a clock of a test's own, the server's clock is asked, to the microsecond."""
     ledger = Ledger(RedisStore(redis_url))

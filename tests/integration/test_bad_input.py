@@ -112,16 +112,6 @@ def test_errors_are_made_storable(ledger: Ledger) -> None:
 
 
 @on_each_store
-def test_notes_of_a_reset_are_made_storable(ledger: Ledger) -> None:
-    """Who reset a record, and why, may hold any letters as well."""
-    ledger.fail(granted(ledger.claim(KEY)), "no")
-    ledger.reset(KEY, by="anna\0", why="\ud800 password=hunter2")
-    note = (record_of(ledger, KEY).metadata or {})["reset"]
-    assert (note["by"], note["why"]) == ("anna\\0", "\\ud800 password=***")
-    assert record_of(ledger, KEY).error == "no"
-
-
-@on_each_store
 def test_long_leases(ledger: Ledger) -> None:
     """A lease of a hundred years is one."""
     granted(ledger.claim(KEY, "36500d"))

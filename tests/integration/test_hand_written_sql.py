@@ -97,23 +97,21 @@ def test_attempts_unknown(ledger: Ledger, service: Service, psql: Psycopg) -> No
 # ---- The ledger first --------------------------------------------------------------------------
 
 
-def test_what_the_ledger_has_is_not_the_services(ledger: Ledger, service: Service) -> None:
-    """A message that the ledger works on is seen by the service, and never its first attempt."""
-    claim = granted(ledger.claim(_KEY))
-    assert service.status(_ID) == "processing"
-    assert service.mark_processing(_ID, {})[1] == 2
-    ledger.complete(claim)
-    assert service.status_and_attempts(_ID) == ("sent", 2)
-
-
-def test_what_the_ledger_failed_is_read_by_the_service(
+def test_what_the_ledger_has_is_not_the_services(
     ledger: Ledger, service: Service, psql: Psycopg
 ) -> None:
-    """The error that the ledger wrote stands where the service would have written it."""
-    ledger.fail(granted(ledger.claim(_KEY, metadata={"to": "+49"})), ValueError("no credit"))
+    """A message that the ledger works on is seen by the service, and never its first attempt. An
+    error that the ledger wrote stands where the service would have written it.
+    """
+    claim = granted(ledger.claim(_KEY, metadata={"to": "+49"}))
+    assert service.status(_ID) == "processing"
+    assert service.mark_processing(_ID, {})[1] == 2
+    ledger.fail(claim, ValueError("no credit"))
     assert service.status(_ID) == "failed"
     found = psql.execute("SELECT metadata FROM processed_messages").fetchone()
     assert found == ({"to": "+49", "error": "ValueError: no credit"},)
+    ledger.complete(granted(ledger.claim(_KEY)))
+    assert service.status_and_attempts(_ID) == ("sent", 3)
 
 
 # ---- Both --------------------------------------------------------------------------------------

@@ -380,6 +380,7 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, _: c.window(True), "window:"),
     (lambda c, _: c.grace("long"), "grace:"),
     (lambda c, _: c.transactional("sqlite:///a.db"), "transactional:"),
+    (lambda c, _: c.error_queue("errors").consume(of_one, drain=True), "error_queue: "),
     (lambda c, _: c.consume(), "consume(handler)"),
     (lambda c, _: c.consume(of_two), "write `def of_two(message):`"),
     (lambda c, _: [c.handler(of_one), c.consume(of_one)], "takes all messages already"),

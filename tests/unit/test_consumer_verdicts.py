@@ -62,13 +62,6 @@ def nothing(message: Message) -> None:
 # ---- Handled, or not granted -------------------------------------------------------------------
 
 
-def test_handled_is_acknowledged(deliver: Deliver, ledger: Ledger) -> None:
-    """What is handled is acknowledged, as its duplicates are, for which nothing runs."""
-    assert deliver(nothing) == Ack()
-    assert record_of(ledger, KEY).state is State.COMPLETED
-    assert deliver(never) == Ack()
-
-
 def test_other_content_is_set_aside(deliver: Deliver) -> None:
     """The same id with another body goes to the dead letters, with that reason; or is one."""
     deliver(nothing)

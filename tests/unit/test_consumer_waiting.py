@@ -270,12 +270,6 @@ def test_a_letter_that_cannot_be_kept(
     assert left.message.body == b"bad"
 
 
-def test_error_queue_wants_a_ledger(queue: Queue) -> None:
-    """Without a ledger nothing is sent to it."""
-    with pytest.raises(ConfigError, match=r"error_queue: .* add \.idempotent"):
-        Consumer(queue, "in").error_queue("errors").consume(failing(), drain=True)
-
-
 # ---- Types that nobody takes -------------------------------------------------------------------
 
 

@@ -241,27 +241,6 @@ def test_tries_are_spent(decorated: Decorate, ledger: Ledger, key: Key) -> None:
         charge(Order())
 
 
-@pytest.mark.usefixtures("hurried")
-def test_error_whose_recording_fails(
-    decorated: Decorate,
-    meddling: MeddlingStore,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """An error is raised as it was, also when it cannot be recorded; that is logged."""
-    error = ValueError("no address")
-
-    def charge(order: Order) -> None:
-        meddling.meddle = away
-        raise error
-
-    with pytest.raises(ValueError, match="no address") as caught:
-        decorated(charge)(Order())
-    assert caught.value is error
-    assert "storing_failed" in events_in(caplog)
-    # With its reason: no place in a program is at fault.
-    assert not any(record.exc_info for record in caplog.records)
-
-
 def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: list[Order]) -> None:
     """When the store cannot be reached the call raises StoreUnavailable, and nothing runs."""
     meddling.meddle = away
@@ -271,24 +250,34 @@ def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: l
 
 
 @pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("error", [None, ValueError("no address")])
 def test_store_away_after(
     decorated: Decorate,
-    ledger: Ledger,
     meddling: MeddlingStore,
     clock: ManualClock,
-    key: Key,
     caplog: pytest.LogCaptureFixture,
+    error: ValueError | None,
 ) -> None:
-    """When it cannot be completed the result is returned all the same; it is in doubt later."""
+    """When its end cannot be recorded the result is returned all the same, and an error is raised
+    as it was; that is logged. It is in doubt later.
+    """
 
     def charge(order: Order) -> str:
         meddling.meddle = away
+        if error:
+            raise error
         return "charged"
 
-    policy = Policy(on_in_doubt="hold")
-    charged = decorated(charge, policy=policy)
-    assert charged(Order()) == "charged"
+    charged = decorated(charge, policy=Policy(on_in_doubt="hold"))
+    if error is None:
+        assert charged(Order()) == "charged"
+    else:
+        with pytest.raises(ValueError, match="no address") as caught:
+            charged(Order())
+        assert caught.value is error
     assert "storing_failed" in events_in(caplog)
+    # With its reason: no place in a program is at fault.
+    assert not any(record.exc_info for record in caplog.records)
     meddling.meddle = lambda: None
     with pytest.raises(BusyError, match="abc-123"):
         charged(Order())
