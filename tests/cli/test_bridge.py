@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, OnFile, told
 from tests.conditions import wait_until
 
 from oncely import Consumer, Message, open_transport, publish
-from oncely.cli import progress
+from oncely.cli import terminal
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_into_a_ledger(
     at: OnFile, broker: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The messages are in the ledger's queue, of the same name or another one, for a consumer."""
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "_LINE_EVERY_S", 0.0)
     code, out, err = command("bridge", "env:BROKER", "--queue", "orders", "--drain")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [["received", "2"], ["stored", "2"]]

@@ -12,8 +12,8 @@ from oncely._util.event_log import EventLog
 from oncely.cli import options, values
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName, Running
-from oncely.cli.progress import Progress
 from oncely.cli.tables import put_counts
+from oncely.cli.terminal import Progress
 from oncely.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.options import Note, Past
-from oncely.cli.progress import Progress
 from oncely.cli.tables import consumers_table, put
-from oncely.cli.terminal import put_json, tell_audit
+from oncely.cli.terminal import Progress, put_json, tell_audit
 
 if TYPE_CHECKING:
     from oncely.ledger.ledger import Ledger

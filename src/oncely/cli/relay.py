@@ -8,9 +8,8 @@ from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened, opened_transport
 from oncely.cli.options import LedgerName, Note, Running
-from oncely.cli.progress import Progress
 from oncely.cli.tables import put_counts
-from oncely.cli.terminal import say, tell_audit
+from oncely.cli.terminal import Progress, say, tell_audit
 from oncely.core.shown import span
 
 if TYPE_CHECKING:

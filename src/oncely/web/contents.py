@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from itertools import groupby, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from oncely import ops
 from oncely.core.durations import seconds
@@ -63,14 +63,10 @@ def _by_consumer(found: ops.Status) -> Contents:
     return {name: summary.as_dict() for name, summary in shown.items()}
 
 
-class Hour(NamedTuple):
+class Hour(ops.Point):
     """What came of messages in an hour of the day."""
 
-    began: int
-    handled: int
-    duplicates: int
-    failed: int
-    in_doubt: int
+    __slots__ = ()
 
     @property
     def label(self) -> str:

@@ -1,8 +1,19 @@
-"""Who looks at the dashboard, and what they may do."""
+"""Who looks at the dashboard, and what they may do; and the proxies in front that tell in headers
+who asks, and by which scheme.
+"""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any, Literal, NamedTuple
+
+from starlette.responses import Response
+
+from oncely.core.errors import ConfigError
+
+EVERYBODY = "*"
+THIS_MACHINE = ("127.0.0.1", "::1")
+_SCHEME = "x-forwarded-proto"
 
 
 class Role(StrEnum):
@@ -36,3 +47,85 @@ def header(scope: Scope, name: str) -> str | None:
     wanted = name.lower().encode("latin-1")
     found = [value for each, value in scope["headers"] if each.lower() == wanted]
     return found[0].decode("latin-1") if len(found) == 1 else None
+
+
+# ---- Proxies -------------------------------------------------------------------------------------
+
+
+class TrustedProxies:
+    """The peers whose headers are believed: addresses or networks such as 10.0.0.0/8. Raises
+    ConfigError for what is not one.
+    """
+
+    def __init__(self, trusted: Iterable[str] = THIS_MACHINE) -> None:
+        try:
+            self._networks = [ip_network(each) for each in trusted]
+        except ValueError as error:
+            raise ConfigError(
+                f"trusted: {error}; write an address such as 10.0.0.7 or 10.0.0.0/8"
+            ) from error
+
+    def sent(self, scope: Scope) -> bool:
+        """Whether one of them sends this request."""
+        client = scope.get("client")
+        try:
+            peer = ip_address(client[0] if client else "")
+        except ValueError:
+            return False
+        if isinstance(peer, IPv6Address):
+            peer = peer.ipv4_mapped or peer  # A server on IPv6 sees ::ffff:10.0.0.7.
+        return any(peer in network for network in self._networks)
+
+    def is_secure(self, scope: Scope) -> bool:
+        """Whether one of them says that a browser asks it over TLS."""
+        # Of several proxies in a row, the first is the one that browsers reach.
+        scheme = (header(scope, _SCHEME) or "").partition(",")[0].strip()
+        return scheme.lower() == "https" and self.sent(scope)
+
+    def set_cookie(
+        self,
+        response: Response,
+        scope: Scope,
+        name: str,
+        value: str,
+        samesite: Literal["lax", "strict"],
+    ) -> None:
+        """Give the browser a cookie for our own pages, out of scripts' reach; it sends it over TLS
+        alone if it asks over TLS, here or at a proxy.
+        """
+        response.set_cookie(
+            name,
+            value,
+            path=scope.get("root_path", "").rstrip("/") or "/",
+            httponly=True,
+            samesite=samesite,
+            secure=scope["scheme"] == "https" or self.is_secure(scope),
+        )
+
+
+class ProxyAuth:
+    """Whom the proxy names in `user_header` may come in.
+
+    The header is believed of the peers that are `trusted` alone, addresses or networks such as
+    10.0.0.0/8: whoever else can reach the dashboard could write it. Those named in `operators` may
+    change things, `*` for all; the others may look. Raises ConfigError for what is not an address.
+    """
+
+    def __init__(
+        self,
+        user_header: str,
+        *,
+        trusted: Iterable[str] = THIS_MACHINE,
+        operators: Collection[str] = (),
+    ) -> None:
+        self._header = user_header
+        self._operators = operators
+        self.proxies = TrustedProxies(trusted)
+
+    def __call__(self, scope: Scope) -> User | None:
+        """Who asks."""
+        name = (header(scope, self._header) or "").strip()
+        if not name or not self.proxies.sent(scope):
+            return None
+        is_operator = name in self._operators or EVERYBODY in self._operators
+        return User(name, Role.OPERATOR if is_operator else Role.VIEWER)
