@@ -21,8 +21,8 @@ from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName
 from oncely.core.errors import ConfigError
 from oncely.web import ProxyAuth, dashboard
+from oncely.web.access import THIS_MACHINE, TrustedProxies
 from oncely.web.token_gate import FIELD, TokenGate, token_holder
-from oncely.web.users import THIS_MACHINE, TrustedProxies
 
 _VARIABLE = "ONCELY_WEB_TOKEN"
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")
