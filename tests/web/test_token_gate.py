@@ -11,8 +11,8 @@ from tests.web.conftest import PAGES, SITE, Reader, Trouble, forms, text
 
 from oncely import Key, Ledger
 from oncely.web import dashboard
+from oncely.web.access import TrustedProxies
 from oncely.web.token_gate import TokenGate, token_holder
-from oncely.web.users import TrustedProxies
 
 TOKEN = "the-token-of-these-tests"
 BEARER = {"authorization": f"Bearer {TOKEN}"}

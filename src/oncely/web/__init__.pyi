@@ -1,6 +1,6 @@
+from .access import Auth, ProxyAuth, Role, Scope, User
 from .app import dashboard
 from .site import Mask
-from .users import Auth, ProxyAuth, Role, Scope, User
 
 __all__ = [
     "Auth",

@@ -24,7 +24,7 @@ from oncely.core.errors import (
 )
 from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
-from oncely.web.csrf import FormTokens
+from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
 from oncely.web.pages import failed, letter_changes, lists, messages, record_changes
 from oncely.web.rendering import STATIC
@@ -38,7 +38,6 @@ from oncely.web.site import (
     SharedPages,
     Site,
 )
-from oncely.web.users import Auth, ProxyAuth, TrustedProxies
 from oncely.web.visit import Visit
 
 _Page = Callable[[Visit], Response]

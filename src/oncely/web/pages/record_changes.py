@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from oncely import ops
 from oncely.core.errors import RefusedError, StoreError, mask_passwords
 from oncely.core.record import Key, Record
+from oncely.web.contents import read_record_mark, read_waiting_mark, record_mark, waiting_mark
 from oncely.web.decisions import RECORDS, WAITING, OperatorDecision
-from oncely.web.marks import read_record_mark, read_waiting_mark, record_mark, waiting_mark
 from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named
 from oncely.web.visit import MOST, Visit
 

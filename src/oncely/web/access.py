@@ -1,11 +1,14 @@
-"""Who looks at the dashboard, and what they may do; and the proxies in front that tell in headers
-who asks, and by which scheme.
+"""Who looks at the dashboard, and what they may do; the proxies in front that tell in headers who
+asks, and by which scheme; and forms that other sites make a browser send, told from our own.
 """
 
+import hmac
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Literal, NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.responses import Response
 
@@ -14,6 +17,8 @@ from oncely.core.errors import ConfigError
 EVERYBODY = "*"
 THIS_MACHINE = ("127.0.0.1", "::1")
 _SCHEME = "x-forwarded-proto"
+COOKIE = "oncely_web"
+FIELD = "csrf"
 
 
 class Role(StrEnum):
@@ -129,3 +134,47 @@ class ProxyAuth:
             return None
         is_operator = name in self._operators or EVERYBODY in self._operators
         return User(name, Role.OPERATOR if is_operator else Role.VIEWER)
+
+
+# ---- Forms ---------------------------------------------------------------------------------------
+
+
+class FormTokens:
+    """What each form carries: a digest of the browser's cookie and of the user.
+
+    Several processes behind one address need the same `secret`; one of a process is drawn.
+    """
+
+    def __init__(self, secret: str | None) -> None:
+        self._secret = secrets.token_bytes(32) if secret is None else secret.encode()
+
+    def token(self, cookie: str, user: User | None) -> str:
+        """What a form carries that goes to this user's browser."""
+        name = "" if user is None else user.name
+        return hmac.digest(self._secret, f"{cookie}\0{name}".encode(), "sha256").hex()
+
+    def is_right(self, token: str, cookie: str, user: User | None) -> bool:
+        """Whether a form with this token was made here, for this user's browser."""
+        return bool(cookie) and hmac.compare_digest(
+            self.token(cookie, user).encode(), token.encode()
+        )
+
+
+def is_from_elsewhere(scope: Scope) -> bool:
+    """Whether a browser says that a page of another site sends this, or does not say of which."""
+    site = header(scope, "sec-fetch-site")
+    if site is not None and site != "same-origin":
+        return True
+    origin = header(scope, "origin")
+    if origin is None:
+        # Not a browser: those that are too old to say where a form is from are not supported.
+        return site is None
+    return parts_of(origin).netloc.lower() != (header(scope, "host") or "").lower()
+
+
+def parts_of(url: str) -> SplitResult:
+    """The parts of a URL that a browser, or whoever, has sent; empty ones of what is not a URL."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
