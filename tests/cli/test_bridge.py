@@ -13,7 +13,7 @@ from tests.cli.conftest import Command, OnFile, told
 from tests.conditions import wait_until
 
 from oncely import Message, open_transport, publish
-from oncely.cli import progress
+from oncely.cli import terminal
 from oncely.core.waiting import queue_named
 
 
@@ -31,7 +31,7 @@ def test_what_it_moves(
     """Into the ledger's queue of the same name or of another one; or into files, whatever ledger
     the environment names.
     """
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "_LINE_EVERY_S", 0.0)
     monkeypatch.setenv("BROKER", broker)
     drain = ("bridge", "env:BROKER", "--queue", "orders", "--drain")
     code, out, err = command(*drain)

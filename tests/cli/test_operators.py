@@ -573,7 +573,7 @@ def test_long_work_says_where_it_stands(
     old: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Progress is on stderr, a line now and then where there is no terminal."""
-    monkeypatch.setattr("oncely.cli.progress._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("oncely.cli.terminal._LINE_EVERY_S", 0.0)
     ran = command("purge", "--batch", "1", "--json")
     assert json.loads(ran.out)["total"] == 6
     lines = [line.rpartition("  ")[0] for line in ran.err.splitlines()]

@@ -21,7 +21,7 @@ from oncely.core.commands import Busy
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, Record, State
 from oncely.ledger.ledger import Ledger, open_ledger
-from oncely.stores import redis_settings
+from oncely.stores import redis_server
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.store import Query, Store
 from oncely.testing import ManualClock
@@ -289,10 +289,10 @@ def test_clusters_and_replicas() -> None:
     """A cluster is refused: a script's keys would live on several of its servers. Replicas are
     named as a problem: a failover loses what they have not got.
     """
-    assert redis_settings.refusal(_FIT) is None
-    assert "cluster" in str(redis_settings.refusal({**_FIT, "redis_mode": "cluster"}))
-    assert redis_settings.problems({**_FIT, "connected_slaves": "0"}, "always") == []
-    [problem] = redis_settings.problems({**_FIT, "connected_slaves": "2"}, "always")
+    assert redis_server.refusal(_FIT) is None
+    assert "cluster" in str(redis_server.refusal({**_FIT, "redis_mode": "cluster"}))
+    assert redis_server.problems({**_FIT, "connected_slaves": "0"}, "always") == []
+    [problem] = redis_server.problems({**_FIT, "connected_slaves": "2"}, "always")
     assert "replicas (2)" in problem
 
 

@@ -33,7 +33,7 @@ from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_opti
 from oncely.spark.failures import as_own
 from oncely.spark.format import OncelyStreamWriter
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.settings import as_text
+from oncely.spark.option_values import as_text
 from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:

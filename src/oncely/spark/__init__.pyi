@@ -1,5 +1,5 @@
 from .fronts import foreach_batch, process, register
-from .settings import sink_options
+from .option_values import sink_options
 from .sink.counts import Report
 from .stream_counts import StreamCounts
 

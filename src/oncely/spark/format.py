@@ -66,7 +66,7 @@ class OncelyDataSource(DataSource):
 
     def reader(self, schema: StructType) -> LedgerReader:  # noqa: ARG002 - Spark's own signature.
         """The reader of a batch; raises ConfigError for wrong options."""
-        return LedgerReader(read_reader_options(self.options))
+        return read_reader_options(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer of a batch; raises ConfigError for wrong options or columns."""

@@ -15,8 +15,7 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import POLICY_FIELDS
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import LedgerAddress, absolute_location, open_named_ledger, read_secret
-from oncely.spark.option_values import unknown
-from oncely.spark.settings import as_text
+from oncely.spark.option_values import as_text, unknown
 from oncely.spark.sink.paths import check_apart, check_scheme, check_writable
 from oncely.spark.sink.sink_options import (
     Mode,
