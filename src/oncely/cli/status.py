@@ -150,9 +150,6 @@ def _waiting_cells(summary: "ops.Summary") -> list[Cell]:
     ]
 
 
-# ---- What went on --------------------------------------------------------------------------------
-
-
 @options.command("activity", "oncely activity --json")
 @options.open_ledger
 def activity(ledger: "Ledger", as_json: bool) -> None:

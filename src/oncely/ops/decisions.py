@@ -108,9 +108,6 @@ def change_keys(
     return change_each(ledger, event, keys, keys, change_one, **noted)
 
 
-# ---- Probes --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Probed:
     """What a probe has found out about a message in doubt, and what came of that."""

@@ -17,8 +17,7 @@ from oncely.spark.ledgers import check_master, migrated_ledger
 from oncely.spark.option_values import as_names, as_text, sink_options
 from oncely.spark.recorded_run import FrontRun
 from oncely.spark.session import make_active
-from oncely.spark.sink.counts import Report
-from oncely.spark.sink.handover import fetch
+from oncely.spark.sink.counts import Report, fetch
 from oncely.spark.sink.paths import absolute_paths
 from oncely.spark.sink.sink_options import Mode, check_on_driver, import_function, read_options
 from oncely.spark.sink.spreading import spread

@@ -172,9 +172,6 @@ def _call(connection: Any, *words: str) -> Any:
     return connection.read_response()
 
 
-# ---- Settings ----------------------------------------------------------------------------------
-
-
 def refusal(info: Mapping[str, str]) -> str | None:
     """Why this Redis cannot hold a ledger, and what to type; None where it can."""
     mode, policy = info.get("redis_mode", "standalone"), info.get("maxmemory_policy", _POLICY)

@@ -54,9 +54,6 @@ def header(scope: Scope, name: str) -> str | None:
     return found[0].decode("latin-1") if len(found) == 1 else None
 
 
-# ---- Proxies -------------------------------------------------------------------------------------
-
-
 class TrustedProxies:
     """The peers whose headers are believed: addresses or networks such as 10.0.0.0/8. Raises
     ConfigError for what is not one.
@@ -134,9 +131,6 @@ class ProxyAuth:
             return None
         is_operator = name in self._operators or EVERYBODY in self._operators
         return User(name, Role.OPERATOR if is_operator else Role.VIEWER)
-
-
-# ---- Forms ---------------------------------------------------------------------------------------
 
 
 class FormTokens:

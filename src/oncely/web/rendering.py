@@ -123,9 +123,6 @@ def _version(file: str) -> str:
     return hashlib.sha256((STATIC / file).read_bytes()).hexdigest()[:12]
 
 
-# ---- Charts --------------------------------------------------------------------------------------
-
-
 def bar(counts: Mapping[str, int]) -> Markup:
     """A bar with a part for each count, in its order; what it shows is said in words, too."""
     shown = {word: count for word, count in counts.items() if count}

@@ -38,7 +38,7 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.table_columns import check_table, open_table
+            from oncely.spark.modes.target_table import check_table, open_table
 
             # As soon as the database answers: a stream may start a batch without it.
             channel, address = TaskChannel(None, ""), options.address
@@ -100,8 +100,8 @@ def open_task(
             ledger = _ledger(options)
             return TransactionalTask(ledger, options, handler, aside, channel, begins, start)
         case "rows":
-            from oncely.spark.modes.table_columns import open_table
             from oncely.spark.modes.table_rows import TableRowsTask
+            from oncely.spark.modes.target_table import open_table
 
             ledger = _ledger(options)
             return TableRowsTask(ledger, options, aside, channel, open_table(options, ledger))

@@ -26,8 +26,7 @@ from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import make_active, session
 from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
-from oncely.spark.sink.counts import Counts, Report
-from oncely.spark.sink.handover import fetch, hand_over
+from oncely.spark.sink.counts import Counts, Report, fetch, hand_over
 from oncely.spark.sink.spreading import slots, spread
 from oncely.spark.stream_counts import driver_channel
 

@@ -107,9 +107,6 @@ LETTER_PAGES = DecisionPages(
 )
 
 
-# ---- Refused messages --------------------------------------------------------------------------
-
-
 def _choose_unsent(visit: Visit) -> Chosen:
     """Those that were ticked, or all that were refused; and what has gone meanwhile."""
     if visit.sent("every"):

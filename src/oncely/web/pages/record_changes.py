@@ -90,9 +90,6 @@ def _unchanged(visit: Visit) -> tuple[Sequence[Record], list[str]]:
 RECORD_PAGES = DecisionPages(RECORDS, "/records/change", "/in-doubt", "record", _choose, _decide)
 
 
-# ---- Retries -----------------------------------------------------------------------------------
-
-
 def _retries(visit: Visit) -> Iterable[Key]:
     return dict.fromkeys(map(read_waiting_mark, visit.sent("record")[:MOST]))
 
