@@ -451,7 +451,7 @@ def test_all_is_stored_together(ledger: Ledger, engine: Engine) -> None:
     with engine.begin() as connection, ledger.transaction(connection) as inbox:
         transaction = IdempotenceService(inbox, _CONSUMER)
         assert transaction.processing_status(MESSAGE) is ASSIGNED
-        assert _heartbeats() == beating, "nobody else sees this claim to extend it"
+        assert _heartbeats() <= beating, "nobody else sees this claim to extend it"
         connection.execute(text("INSERT INTO orders (id) VALUES ('order-1')"))
         transaction.add_deferred_message(MESSAGE, INVOICE, "archive")
         transaction.message_handled(MESSAGE)
