@@ -30,9 +30,9 @@ _SCOPES = {
         ),
     ),
     "spark pipelines": (
-        *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_rabbitmq.py"),
+        *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_bridge.py"),
         "tests/cli/test_pipeline_runs.py",
-        *("tests/spark/test_batches.py", "tests/spark/test_rabbitmq_source.py"),
+        "tests/spark/test_batches.py",
     ),
     "kafka": ("tests/conformance/test_kafka.py", "tests/integration/test_kafka.py"),
     "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
@@ -52,6 +52,7 @@ _FIRST = (
         "tests/integration/test_rabbitmq_faults.py",
         "tests/spark/test_submit.py",
     ),
+    *("tests/web/test_browser.py", "tests/web/test_command.py"),
 )
 """What takes longest, the longest first: none of it is to be left alone at the end."""
 

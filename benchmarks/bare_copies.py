@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from oncely.spark.modes.table_columns import as_csv
+from oncely.spark.modes.target_table import as_csv
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 import oncely
 from oncely import Claim, Granted, Ledger, Written
 from oncely._util.sqlite_files import switch_to_wal
-from oncely.core.commands import Ask, Command, Outcome
+from oncely.core.commands import Acquire, Command, Outcome
 from oncely.spark.modes.leased import LeasedTask
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import numbered
@@ -152,7 +152,7 @@ class NoLedger(Ledger):
         return self._settle([command])[0]
 
     def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
-        if isinstance(commands[0], Ask):
+        if isinstance(commands[0], Acquire):
             return [Granted(Claim(each.key, fence=1, version=0, attempts=1)) for each in commands]
         return [Written(None)] * len(commands)
 
@@ -173,7 +173,7 @@ class BareLedger(NoLedger):
 
     def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
         ids = [each.key.message_id for each in commands]
-        if isinstance(commands[0], Ask):
+        if isinstance(commands[0], Acquire):
             self._bare.claim(ids)
         else:
             self._bare.mark(ids)

@@ -259,7 +259,7 @@ def main() -> int:
     parser.add_argument("--json", default="benchmarks/results/dashboard_load.json")
     asked = parser.parse_args()
     # The dead letters' errors, which are meant.
-    logging.getLogger("oncely.consuming").setLevel(logging.CRITICAL)
+    logging.getLogger("oncely.consumer").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
         url = asked.url or stack.enter_context(servers.Postgresql()).url
         found = measure(url, asked)

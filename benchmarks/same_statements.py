@@ -7,15 +7,15 @@ texts, their order, and the shape of their parameters. So they cannot drift from
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 from uuid import uuid4
 
+from sqlalchemy import Connection
+
 from loads import Window
 from oncely import Granted, Key, Ledger
 from oncely.stores import redis_server
-from oncely.stores.sql import dialect, mysql, postgresql, sqlite
 
 _WARM_BATCHES = 2
 """The first claim also asks for things that are then known."""
@@ -77,13 +77,13 @@ class _OfSql(Recorded):
         self._pool: Any = None
         exchanges: list[_Exchange] = []
 
-        def recording(link: Any) -> _Cursor:
-            self._pool = link.engine.pool
-            return _Cursor(link.connection.cursor(), exchanges)
+        pooled: Any = Connection.connection
 
-        with ExitStack() as stack:
-            for module in (dialect, mysql, postgresql, sqlite):
-                stack.enter_context(patch.object(module, "raw_cursor", recording))
+        def recording(link: Connection) -> _Pooled:
+            self._pool = link.engine.pool
+            return _Pooled(pooled.fget(link), exchanges)
+
+        with patch.object(Connection, "connection", property(recording)):
             process()
         _check_writes(sum(exchange.rows == len(ids) for exchange in exchanges))
         self._exchanges = [(exchange, _filled(exchange.values, ids)) for exchange in exchanges]
@@ -102,6 +102,20 @@ class _OfSql(Recorded):
                     raise RuntimeError(f"{cursor.rowcount} rows, not {rows}: {statement}")
 
         return window
+
+
+class _Pooled:
+    """A connection of the pool, whose cursors are recorded."""
+
+    def __init__(self, connection: Any, exchanges: list[_Exchange]) -> None:
+        self._connection = connection
+        self._exchanges = exchanges
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def cursor(self) -> "_Cursor":
+        return _Cursor(self._connection.cursor(), self._exchanges)
 
 
 class _Cursor:

@@ -14,11 +14,10 @@ import pytest
 T = TypeVar("T")
 
 _A_DAY = {
-    "a Spark of its own": 2,
-    "Spark is killed": 3,
+    "a Spark of its own": 1,
+    "Spark is killed": 2,
     "pipelines": 3,
     "batches": 2,
-    "RabbitMQ into Spark": 1,
     "long on Spark": 3,
     "brokers fail": 3,
     "processes are killed": 4,

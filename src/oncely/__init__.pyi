@@ -1,7 +1,8 @@
 from . import spark
 from ._util.version import __version__
+from .bridge import BridgeReport, bridge
 from .consumer import Consumer
-from .consuming.consumer_report import ConsumerReport
+from .consumer.report import ConsumerReport
 from .core.commands import (
     Busy,
     ClaimOutcome,
@@ -68,6 +69,7 @@ __all__ = [
     "AsyncLedger",
     "AsyncTransactionSource",
     "Backlog",
+    "BridgeReport",
     "BrokerRefused",
     "Busy",
     "BusyError",
@@ -140,6 +142,7 @@ __all__ = [
     "__version__",
     "at_least_once",
     "at_most_once",
+    "bridge",
     "claimed",
     "current",
     "effectively_once",

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.sources import Source, open_source
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 from oncely.transports.open_transport import open_transport
@@ -43,6 +44,16 @@ def open_named_transport(location: str) -> Transport:
     url = check_shared(read_secret(location, "transport"), "transport")
     with hidden(url, location):
         return open_transport(url)
+
+
+def open_named_source(location: str, queue: str) -> Source:
+    """The source of a queue at a URL, or at the URL that env:NAME or file:PATH stands for.
+
+    Raises ConfigError as `open_source` does, without showing what a secret holds.
+    """
+    url = check_shared(read_secret(location, "source"), "source")
+    with hidden(url, location):
+        return open_source(url, queue)
 
 
 def absolute(folder: str) -> str:
@@ -93,7 +104,7 @@ def read_secret(value: str, what: str) -> str:
     return secret
 
 
-def check_shared(url: str, what: Literal["ledger", "transport"] = "ledger") -> str:
+def check_shared(url: str, what: Literal["ledger", "transport", "source"] = "ledger") -> str:
     """`url`, if every process would see the same ledger or transport. Raises ConfigError."""
     if url.startswith("memory:"):
         file = "ledger.db" if what == "ledger" else "queue.db"

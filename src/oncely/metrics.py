@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     Busy,
     Command,
     Complete,
@@ -25,6 +25,7 @@ from oncely.core.commands import (
     InDoubt,
     Mismatch,
     Outcome,
+    Suspect,
     TooOld,
     Waiting,
     Written,
@@ -49,6 +50,7 @@ _NAMES: dict[type, str] = {
     InDoubt: "in_doubt",
     Mismatch: "mismatch",
     TooOld: "too_old",
+    Suspect: "suspect",
 }
 """How the answers to claims are labelled."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -184,7 +186,7 @@ class Metrics:
         answers = Counted(
             (command.key.consumer, _NAMES.get(type(result)))
             for command, result in zip(commands, results, strict=True)
-            if isinstance(command, Ask)
+            if isinstance(command, Acquire)
         )
         for (consumer, answer), count in answers.items():
             if answer is None:

@@ -33,7 +33,7 @@ OUT = "out"
 
 _KEYS = 40
 """Ordering keys."""
-_RECORDS = "SELECT message_id, status, attempts FROM processed_messages WHERE provider = %s"
+_RECORDS = "SELECT message_id, status, fence FROM processed_messages WHERE provider = %s"
 _RETRIES = "SELECT body FROM waiting_messages WHERE queue = %s AND set_aside = %s"
 _IN_QUEUE = "SELECT own_id, body FROM waiting_messages WHERE queue = 'queue/' || ?"
 
@@ -65,7 +65,8 @@ class Standing(NamedTuple):
     """What the ledger knows of a message."""
 
     status: str
-    attempts: int
+    fence: int
+    """How many claims were granted: attempts do not count each of them."""
 
 
 class Left(NamedTuple):
@@ -138,7 +139,7 @@ def _repetitions(
         found.append("twice: it took effect more than once")
     if len(fences) != len(set(fences)):
         found.append("twice: it took effect again under the same claim")
-    if standing is not None and len(fences) > standing.attempts:
+    if standing is not None and len(fences) > standing.fence:
         found.append("twice: it took effect again without having been in doubt")
     if fences and fails_permanently(message_id):
         found.append("it took effect, though it always fails before that")
@@ -179,8 +180,8 @@ def left_of(mode: str, folder: Path, queue_url: str, ledger_url: str) -> Left:
         effects[message_id].append(fence)
     with psycopg.connect(ledger_url) as connection:
         records = {
-            message_id: Standing(status, attempts)
-            for message_id, status, attempts in connection.execute(_RECORDS, (mode,))
+            message_id: Standing(status, fence)
+            for message_id, status, fence in connection.execute(_RECORDS, (mode,))
         }
         retries, dead = (
             [bytes(body).decode() for [body] in connection.execute(_RETRIES, (queue, is_aside))]

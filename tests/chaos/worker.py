@@ -25,7 +25,7 @@ from tests.chaos.check import (
 )
 
 from oncely.consumer import Consumer
-from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consumer.report import ConsumerReport
 from oncely.core.control import Unrecoverable
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.core.message import Message, current

@@ -111,8 +111,8 @@ def cells(out: str) -> list[list[str]]:
 
 def told(err: str) -> list[str]:
     """What was said on stderr besides progress, and that it all began and ended."""
-    begun = r"[0-9TZ:.-]+ INFO .* event=(consumer|worker|relay)_(started|stopped)\b"
-    ordinary = re.compile(rf"received |sent |{begun}")
+    begun = r"[0-9TZ:.-]+ INFO .* event=(consumer|worker|relay|bridge)_(started|stopped)\b"
+    ordinary = re.compile(rf"received |sent |stored |{begun}")
     return [line for line in err.splitlines() if not ordinary.match(line)]
 
 

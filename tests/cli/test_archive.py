@@ -1,14 +1,12 @@
 """`oncely archive`: old records as Parquet, on the terminal and across crashes."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cli.conftest import Command, InProcess, OnFile, Project
+from tests.cli.conftest import Command, OnFile, Project
 
 from oncely import State
 from oncely.spark.pipeline.config import read_config
@@ -66,22 +64,6 @@ def test_of_one_consumer(old: "OnFile", command: Command, tmp_path: Path) -> Non
     said = json.loads(command("archive", "--to", str(tmp_path / "a"), *given).out)
     assert said["consumers"] == {"sms": {"archived": 0, "left": 0, "files": 0}}
     assert not rows(tmp_path / "a")
-
-
-@pytest.mark.in_turn("processes are killed")
-def test_killed_it_goes_on(old: "OnFile", in_process: InProcess, tmp_path: Path) -> None:
-    """No record is ever in neither place, and in the end each is in the archive, once."""
-    folder = tmp_path / "archive"
-    arguments = ["archive", "--to", str(folder), "--json"]
-    killed = in_process(*arguments, env={**os.environ, "ONCELY_CRASH_POINT": "archive_verified"})
-    assert killed.returncode == -signal.SIGKILL
-    kept = {record.key.message_id for record in old.ledger.scan(limit=100)}
-    ids = {f"order-{n}" for n in range(30)}
-    assert ids <= kept | {row["message_id"] for row in rows(folder)}
-    ended = in_process(*arguments)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(row["message_id"] for row in rows(folder)) == sorted([*ids, "order-1"])
-    assert {row["result"] for row in rows(folder)} >= {json.dumps({"receipt": 7})}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.conditions import wait_until
 from tests.records import granted
 
 from oncely import Key, Message, State, open_ledger, open_transport
-from oncely.cli import progress
+from oncely.cli import terminal
 
 SHOP = """
 import json, os, signal, time
@@ -115,7 +115,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("HOLD", "60s")
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 1e9)
+    monkeypatch.setattr(terminal, "_LINE_EVERY_S", 1e9)
     shop = Shop(tmp_path)
     with closing(shop.ledger), closing(shop.transport):
         yield shop
@@ -183,7 +183,7 @@ def test_failed_at_most_once(shop: Shop, command: Command) -> None:
 
 def test_progress(shop: Shop, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it works it says on stderr where it stands."""
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "_LINE_EVERY_S", 0.0)
     shop.publish("a")
     ran = command("consume", "shop:consumer", "--drain")
     assert "\nreceived 1  handled 1  duplicates 0  failed 0" in ran.err

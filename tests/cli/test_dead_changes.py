@@ -30,12 +30,19 @@ def notes(shop: Shop, id_: str) -> dict[str, str]:
 
 
 def test_retry(shop: Shop, command: Command) -> None:
-    """Those that are named run again as they came; the rest stays."""
+    """Those that are named run again as they came; the rest stays. The number of a message that
+    waits by itself is no dead letter's.
+    """
     one, two, three = shop.fail(ORDER, Message("b"), Message("c"))
     assert command("dead", "retry", str(three), str(one)) == (0, "retried: 2\n", "")
     assert left(shop) == [two]
     assert shop.handled() == [ORDER, Message("c")]
     assert left(shop) == [two]
+    shop.wait(Message("a"))
+    [waiting] = shop.ledger.waiting()
+    assert command("dead", "retry", str(waiting.number)).code == 1
+    assert command("dead", "discard", str(waiting.number)).code == 1
+    assert [*shop.ledger.waiting()] == [waiting]
 
 
 def test_retry_is_noted(shop: Shop, command: Command) -> None:
@@ -56,15 +63,6 @@ def test_retry_what_is_not_there(shop: Shop, command: Command) -> None:
     ran = command("dead", "retry", "77", str(one), "78", str(one))
     assert ran == (1, "retried: 1\n", "oncely: there is no dead letter 77, 78\n")
     assert shop.handled() == [ORDER]
-
-
-def test_retry_leaves_what_waits(shop: Shop, command: Command) -> None:
-    """The number of a message that waits by itself is no dead letter's."""
-    shop.wait(Message("a"))
-    [waiting] = shop.ledger.waiting()
-    assert command("dead", "retry", str(waiting.number)).code == 1
-    assert command("dead", "discard", str(waiting.number)).code == 1
-    assert [*shop.ledger.waiting()] == [waiting]
 
 
 def test_retry_all(shop: Shop, at: OnFile, command: Command) -> None:
@@ -95,8 +93,12 @@ def test_edit(shop: Shop, command: Command, tmp_path: Path) -> None:
     assert notes(shop, "order-17")["why"] == "a slip"
 
 
-def test_edit_of_one_without_an_id(shop: Shop, command: Command) -> None:
-    """It is given one; without that, and with a second one, nothing is changed."""
+def test_edit_of_one_without_an_id(
+    shop: Shop, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given one; without that, and with a second one, nothing is changed. A dash stands for
+    what comes in.
+    """
     one, two = shop.fail(Message("", b"{}"), ORDER)
     ran = command("dead", "edit", str(one), "--type", "t")
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
@@ -104,21 +106,17 @@ def test_edit_of_one_without_an_id(shop: Shop, command: Command) -> None:
     ran = command("dead", "edit", str(two), "--id", "order-18")
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert "'order-18' is another message than 'order-17'" in ran.err
-    assert command("dead", "edit", str(one), "--id", "order-16").code == 0
-    assert shop.handled() == [Message("order-16", b"{}")]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('{"to": "änne"}'.encode())))
+    assert command("dead", "edit", str(one), "--id", "order-16", "--body", "-").code == 0
+    assert shop.handled() == [Message("order-16", '{"to": "änne"}'.encode())]
     assert left(shop) == [two]
 
 
-def test_edit_from_stdin(shop: Shop, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dash stands for what comes in."""
-    [one] = shop.fail(ORDER)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO('{"to": "änne"}'.encode())))
-    assert command("dead", "edit", str(one), "--body", "-") == (0, "retried: 1\n", "")
-    assert [message.json() for message in shop.handled()] == [{"to": "änne"}]
-
-
+@pytest.mark.usefixtures("nobody")
 def test_edit_that_changes_nothing(shop: Shop, command: Command, tmp_path: Path) -> None:
-    """What is the same as before is not retried; a file that is not there is told."""
+    """What is the same as before is not retried; a file that is not there is told. Where there is
+    no terminal, what is to change is to be named.
+    """
     [one] = shop.fail(ORDER)
     ran = command("dead", "edit", str(one), "--type", ORDER.type)
     assert ran == (1, "", "nothing was changed\n")
@@ -126,6 +124,9 @@ def test_edit_that_changes_nothing(shop: Shop, command: Command, tmp_path: Path)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert "cannot be read: No such file" in ran.err
     assert left(shop) == [one]
+    ran = command("dead", "edit", str(one))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "not a terminal, so no editor can be opened; add --body FILE" in ran.err
 
 
 def editor(folder: Path, script: str) -> str:
@@ -153,15 +154,6 @@ def test_edit_in_an_editor(
     monkeypatch.setenv("EDITOR", editor(tmp_path, edits))
     assert command("dead", "edit", str(one)) == (0, "retried: 1\n", "")
     assert [message.json() for message in shop.handled()] == [{"to": ".json"}]
-
-
-@pytest.mark.usefixtures("nobody")
-def test_no_editor(shop: Shop, command: Command) -> None:
-    """Where there is no terminal, what is to change is to be named."""
-    [one] = shop.fail(ORDER)
-    ran = command("dead", "edit", str(one))
-    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
-    assert "not a terminal, so no editor can be opened; add --body FILE" in ran.err
 
 
 # ---- discard -----------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import monitored
 from oncely.cli.options import Running
-from oncely.consuming import loop
-from oncely.consuming.health import Health, Pulse
+from oncely.consumer import source
+from oncely.consumer.health import Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
 from oncely.ledger.ledger import Ledger
 from oncely.stores.memory_store import MemoryStore
@@ -120,7 +120,7 @@ def test_a_consumer_whose_broker_is_lost(
     received: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It waits for its broker, is not ready until that is back, and then goes on."""
-    monkeypatch.setattr(loop, "_AWAY_S", 0.001)
+    monkeypatch.setattr(source, "_AWAY_S", 0.001)
     transport = LostTransport(received)
     transport.publish("orders", [Message("1"), Message("2")])
     consumer = Consumer(transport, queue="orders").window(1)

@@ -182,19 +182,10 @@ def test_the_log_of_a_consumer(works: Works) -> None:
     assert "4111" not in works.said
 
 
-def test_log_level(works: Works) -> None:
-    """What is below the level is not logged."""
-    works.publish("a")
-    works.publish("b", type_="fail")
-    works.run(works.consume("--drain", "--log-level", "warning"))
-    assert {each["level"] for each in works.events} == {"warning"}
-    works.publish("c")
-    works.run(works.consume("--drain", "--log-level", "error"))
-    assert works.said == ""
-
-
 def test_the_log_as_text(works: Works) -> None:
-    """A line that people can read, and the traceback below it."""
+    """A line that people can read, and the traceback below it; what is below the level is not
+    logged.
+    """
     works.publish("b c", type_="fail")
     works.run(["consume", "works:consumer", "--drain"])
     first, *rest = works.said.splitlines()
@@ -205,6 +196,12 @@ def test_the_log_as_text(works: Works) -> None:
     said = f" WARNING the handler of message 'b c' failed: {why}; it is tried again in 0.01 s "
     assert said in rest[failed]
     assert rest[failed + 1] == "  Traceback (most recent call last):"
+    works.publish("d", type_="fail")
+    works.run(works.consume("--drain", "--log-level", "warning"))
+    assert {each["level"] for each in works.events} == {"warning"}
+    works.publish("e")
+    works.run(works.consume("--drain", "--log-level", "error"))
+    assert works.said == ""
 
 
 def test_the_log_of_workers(works: Works) -> None:

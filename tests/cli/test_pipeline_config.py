@@ -12,9 +12,8 @@ from tests.cli.conftest import Command, Project
 from oncely.cli.pipeline import report_table
 from oncely.core.errors import ConfigError
 from oncely.spark.pipeline.config import read_config
-from oncely.spark.sink.counts import Counts
+from oncely.spark.sink.counts import Counts, Report
 from oncely.spark.sink.sink_options import import_function
-from oncely.spark.spark_report import Report
 
 GONE = object()
 
@@ -128,18 +127,14 @@ def test_a_wrong_file_for_rows_says_what_is_wrong(
     assert said_of(project, table, key, value).startswith(said)
 
 
-def test_a_missing_table(project: Project) -> None:
-    """A table that is not there is named."""
-    del project.tables["source"]
-    assert project.outcome() == (2, f"oncely: {project.file}: [source]: is missing\n")
-
-
-def test_an_unknown_table(project: Project) -> None:
-    """A table that does not exist is named."""
+def test_tables(project: Project) -> None:
+    """A table that is not there is named, and so is one that does not exist."""
     project.tables["polcy"] = {}
     code, err = project.outcome()
     assert code == 2
     assert "[polcy]: there is no such table; did you mean '[policy]'?" in err
+    del project.tables["polcy"], project.tables["source"]
+    assert project.outcome() == (2, f"oncely: {project.file}: [source]: is missing\n")
 
 
 def test_a_file_that_cannot_be_read(command: Command, tmp_path: Path) -> None:

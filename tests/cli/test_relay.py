@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, InProcess, OnFile, told
 from tests.records import granted
 
 from oncely import Key, Message, State, open_transport
-from oncely.cli import progress
+from oncely.cli import terminal
 from oncely.core.waiting import WaitingMessage
 
 Defer = Callable[..., None]
@@ -106,7 +106,7 @@ def test_progress(
     transport: str, defer: Defer, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it works it says on stderr what is sent, what waits, and for how long."""
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(terminal, "_LINE_EVERY_S", 0.0)
     defer("a")
     defer("later", delay_s=3_600)
     ran = command("relay", "--drain", "--json")

@@ -16,7 +16,9 @@ from oncely.core.errors import StoreUnavailable
 
 
 def test_written(filled: OnFile, command: Command, tmp_path: Path) -> None:
-    """The file has what is in the ledger; the command says what is stuck, and ends well."""
+    """The file has what is in the ledger; the command says what is stuck, and ends well. As JSON it
+    says what `oncely status --json` does, and the file.
+    """
     file = tmp_path / "report.html"
     ran = command("report", "--to", str(file))
     assert (ran.code, ran.err) == (0, "")
@@ -25,6 +27,11 @@ def test_written(filled: OnFile, command: Command, tmp_path: Path) -> None:
     assert "doubtful" in page
     assert filled.url in page
     assert [each.name for each in tmp_path.iterdir() if "report" in each.name] == [file.name]
+    said = json.loads(command("report", "--to", str(file), "--json").out)
+    status = json.loads(command("status", "--json").out)
+    assert said.pop("file") == str(file)
+    assert said.keys() == status.keys()
+    assert said["total"]["completed"] == status["total"]["completed"] == 1
 
 
 def test_what_is_not_a_file_stays(filled: OnFile, command: Command, tmp_path: Path) -> None:
@@ -40,16 +47,6 @@ def test_what_is_not_a_file_stays(filled: OnFile, command: Command, tmp_path: Pa
     assert command("report", "--to", str(link)).code == 0
     assert link.is_symlink()
     assert "<!doctype html>" in file.read_text(encoding="utf-8")
-
-
-def test_as_json(filled: OnFile, command: Command, tmp_path: Path) -> None:
-    """As `oncely status --json` has it, and the file."""
-    file = tmp_path / "report.html"
-    said = json.loads(command("report", "--to", str(file), "--json").out)
-    status = json.loads(command("status", "--json").out)
-    assert said.pop("file") == str(file)
-    assert said.keys() == status.keys()
-    assert said["total"]["completed"] == status["total"]["completed"] == 1
 
 
 def test_table_and_schema(postgresql_url: str, command: Command, tmp_path: Path) -> None:

@@ -39,9 +39,12 @@ def test_waiting(shop: Shop, at: OnFile, command: Command) -> None:
 
 
 def test_waiting_as_json(shop: Shop, command: Command) -> None:
-    """One object, which says whether there are more."""
+    """One object, which says whether there are more; so is told what a table leaves out."""
     shop.wait(Message("a", type="t"), "10m")
     shop.wait(Message("b"), "10m")
+    ran = command("waiting", "--limit", "1")
+    assert "b" not in ran.out.split()
+    assert ran.err == "the first 1; there are more, see --limit\n"
     ran = command("waiting", "--json", "--limit", "1")
     assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
     found = json.loads(ran.out)
@@ -65,29 +68,18 @@ def test_none_waits(shop: Shop, at: OnFile, command: Command) -> None:
     assert ran == (2, "", f"oncely: {said}\n")
 
 
-def test_more_than_asked_for(shop: Shop, command: Command) -> None:
-    """What is not listed is told."""
-    shop.wait(Message("a"))
-    shop.wait(Message("b"))
-    ran = command("waiting", "--limit", "1")
-    assert "b" not in ran.out.split()
-    assert ran.err == "the first 1; there are more, see --limit\n"
-
-
-def test_reset_runs_it_at_once(shop: Shop, command: Command) -> None:
-    """What is reset is due, and a dead letter is none any more."""
+def test_reset_and_forget(shop: Shop, command: Command) -> None:
+    """What is reset is due, and a dead letter is none any more; what is forgotten is new, and waits
+    still.
+    """
     shop.fail(Message("a"))
     shop.wait(Message("b"), "1h")
     for id_ in ("a", "b"):
         assert command("reset", id_).code == 0
     assert {message.id for message in shop.handled()} == {"a", "b"}
-
-
-def test_forget_leaves_it(shop: Shop, command: Command) -> None:
-    """What is forgotten is new, and waits still."""
-    shop.wait(Message("a"), "1h")
-    assert command("forget", "a").code == 0
-    assert shop.ledger.find(Key("shop", "a")) is None
+    shop.wait(Message("c"), "1h")
+    assert command("forget", "c").code == 0
+    assert shop.ledger.find(Key("shop", "c")) is None
     assert "in 59 min" in command("waiting").out
 
 

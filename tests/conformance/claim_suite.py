@@ -16,7 +16,7 @@ from oncely.core.commands import (
 from oncely.core.errors import FencedError, RefusedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, State, birth_of
-from oncely.ledger.asking import new_token, to_claim
+from oncely.ledger.arguments import new_token, to_claim
 from oncely.ledger.driver import SyncDriver, run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.testing.tools import AdvancingClock, at_once

@@ -21,7 +21,7 @@ from oncely.core.commands import Busy
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.record import Key, Record, State
 from oncely.ledger.ledger import Ledger, open_ledger
-from oncely.stores import redis_settings
+from oncely.stores import redis_server
 from oncely.stores.redis import RedisStore, open_redis
 from oncely.stores.store import Query, Store
 from oncely.testing import ManualClock
@@ -59,14 +59,6 @@ def ledger(store: RedisStore) -> Ledger:
 
 
 # ---- What is kept, and where -------------------------------------------------------------------
-
-
-def test_no_transactions(store: RedisStore) -> None:
-    """A store without transactions says so, and has no deferred messages."""
-    assert not store.has_transactions
-    with pytest.raises(ConfigError):
-        store.transaction(lambda transaction: transaction.load([]))
-    assert not store.backlogs()
 
 
 def test_times_are_the_servers(redis_url: str, key: Key) -> None:
@@ -217,12 +209,6 @@ def test_settings_of_the_stores_own(redis_url: str, setting: str) -> None:
         assert len(ledger.problems()) == 1
 
 
-def test_wrong_prefix(redis_url: str) -> None:
-    """A prefix with a colon could be taken for another's keys, and is refused."""
-    with pytest.raises(ConfigError, match="prefix 'a:7' may only hold"):
-        open_redis(redis_url, "a:7")
-
-
 def test_wrong_password(private_redis: Redis) -> None:
     """A wrong password is refused at once, and never shown."""
     with Client.from_url(private_redis.url) as client:
@@ -235,8 +221,12 @@ def test_wrong_password(private_redis: Redis) -> None:
     assert open_redis(private_redis.url.replace("//", "//:right-secret@")).tallies() == {}
 
 
-def test_wrong_database(redis_url: str) -> None:
-    """A database that the server does not have is refused."""
+def test_wrong_database_or_prefix(redis_url: str) -> None:
+    """A database that the server does not have is refused, and a prefix with a colon, which could
+    be taken for another's keys.
+    """
+    with pytest.raises(ConfigError, match="prefix 'a:7' may only hold"):
+        open_redis(redis_url, "a:7")
     with pytest.raises(ConfigError, match="out of range"):
         open_redis(urlsplit(redis_url)._replace(path="/99").geturl())
 
@@ -295,16 +285,14 @@ def test_server_that_flushes_late(private_redis: Redis) -> None:
         assert "appendfsync unknown" in problem
 
 
-def test_cluster_is_refused() -> None:
-    """A cluster is refused: a script's keys would live on several of its servers."""
-    assert redis_settings.refusal(_FIT) is None
-    assert "cluster" in str(redis_settings.refusal({**_FIT, "redis_mode": "cluster"}))
-
-
-def test_replicas_are_a_problem() -> None:
-    """Replicas are named as a problem: a failover loses what they have not got."""
-    assert redis_settings.problems({**_FIT, "connected_slaves": "0"}, "always") == []
-    [problem] = redis_settings.problems({**_FIT, "connected_slaves": "2"}, "always")
+def test_clusters_and_replicas() -> None:
+    """A cluster is refused: a script's keys would live on several of its servers. Replicas are
+    named as a problem: a failover loses what they have not got.
+    """
+    assert redis_server.refusal(_FIT) is None
+    assert "cluster" in str(redis_server.refusal({**_FIT, "redis_mode": "cluster"}))
+    assert redis_server.problems({**_FIT, "connected_slaves": "0"}, "always") == []
+    [problem] = redis_server.problems({**_FIT, "connected_slaves": "2"}, "always")
     assert "replicas (2)" in problem
 
 

@@ -1,4 +1,4 @@
-"""What each SQL store and the memory have to do; what SQLite alone has to do."""
+"""What each SQL store and the memory have to do, among many processes, too; and SQLite alone."""
 
 import os
 import signal
@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.store_suite import RulesOnAStore, StatementsOfAStore
-from tests.processes import claim_all, exit_of, forked, key_of, start_completing
+from tests.processes import (
+    claim_all,
+    exit_of,
+    forked,
+    key_of,
+    migrate_and_count,
+    run_at_once,
+    start_completing,
+)
 from tests.records import granted
 
 from oncely.core.commands import Duplicate
@@ -22,6 +30,7 @@ from oncely.stores.store import Store
 from oncely.testing import ManualClock
 
 _DEADLINE_S = 60.0
+_KEYS = int(os.environ.get("ONCELY_TEST_KEYS", "500"))
 
 OpenSql = Callable[..., SqlStore]
 
@@ -58,6 +67,19 @@ class TestSqlStoreOnMariaDb(StatementsOfAStore):
     @pytest.fixture
     def store(self, clock: ManualClock, mysql_ledger_url: str, open_sql: OpenSql) -> Store:
         return open_sql(mysql_ledger_url, clock)
+
+
+def test_processes_claim_the_same_keys(shared_url: str) -> None:
+    """Twenty processes claim the same keys at once: each key is granted exactly once."""
+    with closing(open_ledger(shared_url)) as ledger:
+        ledger.migrate()
+    answers = run_at_once(20, shared_url, claim_all, _KEYS, 100)
+    assert sorted(number for answer in answers for number in answer) == list(range(_KEYS))
+
+
+def test_processes_migrate_a_fresh_store(shared_url: str) -> None:
+    """Ten processes migrate a fresh store at once: all succeed, and one table is there."""
+    assert run_at_once(10, shared_url, migrate_and_count) == [0] * 10
 
 
 @pytest.fixture

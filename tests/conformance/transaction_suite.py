@@ -27,9 +27,8 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import retries_of
-from oncely.ledger.asking import to_ask
+from oncely.ledger.arguments import Write, to_acquire
 from oncely.ledger.ledger import Ledger
-from oncely.ledger.writes import Write
 from oncely.stores.store import PutBack, Query, Transaction
 from oncely.testing.tools import AdvancingClock
 
@@ -282,6 +281,6 @@ def _fail_to_wait(ledger: Ledger) -> None:
 
 def _claim_taken(ledger: Ledger) -> Claim:
     """Ask for what waited in the ledger, and was taken there."""
-    outcome = ledger._settle_one(to_ask(PARENT, None, Policy())._replace(is_taken=True))
+    outcome = ledger._settle_one(to_acquire(PARENT, None, Policy())._replace(is_taken=True))
     assert isinstance(outcome, Granted)
     return outcome.claim

@@ -453,7 +453,9 @@ class WaitingStatements:
     # ---- Waiting -------------------------------------------------------------------------------
 
     def test_wait_is_ended_by_deferring(self, doing: Doing) -> None:
-        """Whoever waits is told what is deferred while it waits, and what was since it waited."""
+        """Whoever waits is told what is deferred while it waits, and what was since it waited; a
+        wait for which nothing comes ends by itself.
+        """
         _wait_until_quiet(doing.store)
         woken = threading.Event()
 
@@ -471,11 +473,6 @@ class WaitingStatements:
             assert woken.wait(LIMIT_S), name
             woken.clear()
             waiter.join(LIMIT_S)
-
-    def test_wait_ends(self, doing: Doing) -> None:
-        """A wait for which nothing comes ends by itself."""
-        for _ in range(3):
-            doing.store.wait_for_messages(0.01)
 
 
 RETRIES = retries_of("billing")
@@ -515,6 +512,6 @@ def _check_backlog(doing: Doing, waiting: int, set_aside: int, lag_s: float) -> 
 
 
 def _wait_until_quiet(store: Store) -> None:
-    """What was deferred before is told by the first waits."""
+    """What was deferred before is told by the first waits; the others end by themselves."""
     for _ in range(3):
         store.wait_for_messages(0.01)

@@ -86,8 +86,10 @@ def _faults_in_runs(effects: _Lines, sent: _Lines) -> list[str]:
         ids |= {one["id"] for one in sent if one["position"] == position}
         if len(ids) > 1:
             found.append(f"what is sent at {position} has {len(ids)} ids")
-    for name in ("fence", "attempt"):
-        numbers = [effect[name] for effect in effects]
-        if numbers != sorted(set(numbers)):
-            found.append(f"the {name} of its runs does not grow: {numbers}")
+    fences, attempts = ([effect[name] for effect in effects] for name in ("fence", "attempt"))
+    if fences != sorted(set(fences)):
+        found.append(f"the fence of its runs does not grow: {fences}")
+    # A death in company costs no attempt.
+    if attempts != sorted(attempts):
+        found.append(f"the attempt of its runs shrinks: {attempts}")
     return found

@@ -10,7 +10,7 @@ from tests.crash.means import BY_STEPS, JOINED, Means
 
 import oncely
 from oncely._util.crash_points import reached
-from oncely.consuming import loop as consuming
+from oncely.consumer import loop
 from oncely.core import turn
 from oncely.core.message import Message, current
 from oncely.outbox import Relay, RelayReport
@@ -39,7 +39,7 @@ class Consumer:
 
     def consume(self) -> None:
         """Until the queue is drained; a relay elsewhere sends what is deferred."""
-        with patch.object(consuming, "Relay", _Elsewhere):
+        with patch.object(loop, "Relay", _Elsewhere):
             self._drain()
 
     def consume_together(self) -> None:
@@ -53,7 +53,7 @@ class Consumer:
 
     def consume_and_relay(self) -> None:
         """Both in one process."""
-        with patch.object(consuming, "Relay", _PAIRWISE):
+        with patch.object(loop, "Relay", _PAIRWISE):
             self._drain()
         # What was stored by one that died before it could send it.
         self.relay()

@@ -20,8 +20,8 @@ PACKAGES = (
     "oncely.web",
 )
 MODULES = (
-    *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.tracker"),
-    "oncely.upsert",
+    *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.sources"),
+    *("oncely.tracker", "oncely.upsert"),
     *(f"oncely.adapters.{name}" for name in ("celery", "dramatiq", "faststream", "pika")),
 )
 OURS = {

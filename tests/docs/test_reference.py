@@ -20,7 +20,6 @@ from oncely.metrics import LedgerGauges, Metrics
 from oncely.middleware import Measured
 from oncely.spark import reader as ledger_reader
 from oncely.spark.pipeline.config import _PipelineFile
-from oncely.spark.rabbitmq import source_options
 from oncely.spark.sink import sink_options
 from oncely.stores import open_store
 from oncely.stores.sql import engines
@@ -158,6 +157,7 @@ def parameters(function: Any, but: int = 0) -> Mapping[str, inspect.Parameter]:
     ("heading", "function", "but"),
     [
         ("Ledger", oncely.open_ledger, 0),
+        ("Bridge", oncely.bridge, 0),
         ("Relay", oncely.Relay, 2),
         ("Functions and blocks", oncely.once, 1),
         ("Webhooks", http.webhook, 1),
@@ -191,11 +191,9 @@ def test_options_of_the_sink() -> None:
 
 
 def test_options_of_the_reader() -> None:
-    """Every option of reading the ledger, and of the RabbitMQ source."""
+    """Every option of reading the ledger."""
     said = named("options.md", "Spark reader")
     assert sorted(said) == sorted(ledger_reader._NAMES)
-    said = named("options.md", "RabbitMQ source of Spark")
-    assert sorted(said) == sorted(source_options._NAMES)
 
 
 def test_options_of_process() -> None:

@@ -188,46 +188,41 @@ def test_ledger_that_was_not_migrated(
 
 
 def test_failures(
-    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
-) -> None:
-    """The retries of dramatiq are attempts on one record."""
-    broker.add_middleware(OnceMiddleware(ledger))
-    charge = actors.declare("charge", fails=2)
-    message = charge.send("order")
-    worker.start()
-    key = Key("charge", message.message_id)
-    wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
-    assert found(ledger, *key).attempts == len(actors.runs) == 3
-
-
-def test_failed_for_good(
     broker: RabbitmqBroker,
     worker: dramatiq.Worker,
     actors: Actors,
     ledger: Ledger,
     rabbitmq_url: str,
 ) -> None:
-    """When the tries of the actor's own policy are spent, it does not run, and the message goes to
-    the dead letters before dramatiq's retries are spent.
+    """The retries of dramatiq are attempts on one record. When the tries of the actor's own policy
+    are spent, it does not run, and the message goes to the dead letters before dramatiq's retries
+    are spent.
     """
     broker.add_middleware(OnceMiddleware(ledger))
-    charge = actors.declare("charge", fails=9, once=Policy(tries=2))
-    message = charge.send("order")
+    message = actors.declare("charge", fails=2).send("order")
     worker.start()
+    key = Key("charge", message.message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
+    assert found(ledger, *key).attempts == len(actors.runs) == 3
+    message = actors.declare("refund", fails=99, once=Policy(tries=2)).send("order")
     wait_until(lambda: left(rabbitmq_url) == (0, 1))
-    assert len(actors.runs) == 2
-    assert found(ledger, "charge", message.message_id).exhausted
+    assert len(actors.runs) == 5
+    assert found(ledger, "refund", message.message_id).exhausted
 
 
-def test_busy(
+def test_busy_and_away(
     broker: RabbitmqBroker,
     worker: dramatiq.Worker,
     actors: Actors,
     meddling: MeddlingStore,
     ledger: Ledger,
     rival: Ledger,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """While another worker has the message it comes again, and that is none of the retries."""
+    """While another worker has the message it comes again, and that is none of the retries. While
+    the store is away nothing is lost, no try is spent, and that is logged once.
+    """
+    caplog.set_level("INFO", "oncely")
     broker.add_middleware(OnceMiddleware(ledger))
     charge = actors.declare("charge", max_retries=0, store_results=True)
     message = charge.message("order")
@@ -239,24 +234,11 @@ def test_busy(
     rival.release(claim)
     # None is not taken for its result meanwhile.
     assert result_of(broker, message) == 1
-
-
-def test_store_away(
-    broker: RabbitmqBroker,
-    worker: dramatiq.Worker,
-    actors: Actors,
-    meddling: MeddlingStore,
-    ledger: Ledger,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """While the store is away nothing is lost, no try is spent, and that is logged once."""
-    caplog.set_level("INFO", "oncely")
-    broker.add_middleware(OnceMiddleware(ledger))
-    message = actors.declare("charge", max_retries=0).send("order")
     meddling.meddle = away
-    worker.start()
-    wait_until(lambda: meddling.calls.count("insert") >= 2)
-    assert not actors.runs
+    asked = meddling.calls.count("insert")
+    message = charge.send("order")
+    wait_until(lambda: meddling.calls.count("insert") >= asked + 2)
+    assert len(actors.runs) == 1
     meddling.meddle = lambda: None
     key = Key("charge", message.message_id)
     wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)

@@ -145,12 +145,15 @@ def test_kept_results(url: str, ledger: Ledger) -> None:
         async with broker, orders:
             await broker.start()
             await orders.start()
-            for _ in range(2):
+            for duplicates in (1, 3):
                 await broker.publish("order", "work")
                 await broker.publish("lost", "work")
-            await wait_until_async(
-                lambda: sum(record.duplicates for record in ledger.scan()) == 3 and answers[1:]
-            )
+                # Copies that are on their way together may both publish what was handled.
+                await wait_until_async(
+                    lambda count=duplicates: (  # type: ignore[misc]
+                        answers[1:] and sum(each.duplicates for each in ledger.scan()) == count
+                    )
+                )
             answer = await broker.request("other", "work", timeout=LIMIT_S)
             again = await broker.request("other", "work", timeout=LIMIT_S)
             assert await answer.decode() == await again.decode() == {"receipt": 2}

@@ -55,15 +55,6 @@ def test_what_the_service_has_is_busy(ledger: Ledger, service: Service) -> None:
     assert record.first_seen == record.last_seen == pytest.approx(ledger.now(), abs=5)
 
 
-def test_what_the_service_sent_is_a_duplicate(ledger: Ledger, service: Service) -> None:
-    """A message that the service has sent is a duplicate for the ledger, and stays sent."""
-    service.mark_processing(_ID, {})
-    service.mark_sent(_ID)
-    assert isinstance(ledger.claim(_KEY), Duplicate)
-    assert service.status(_ID) == "sent"
-    assert record_of(ledger, _KEY).duplicates == 1
-
-
 def test_what_the_service_failed_may_run_again(ledger: Ledger, service: Service) -> None:
     """A message that failed for the service is the ledger's, where the policy tries again."""
     service.mark_processing(_ID, {"to": "+49"})
@@ -78,15 +69,19 @@ def test_what_the_service_failed_may_run_again(ledger: Ledger, service: Service)
 @pytest.mark.parametrize(
     ("metadata", "kept"), [([], None), (["+49"], {"metadata": ["+49"]}), ({"a": 1}, {"a": 1})]
 )
-def test_metadata_of_any_shape(
+def test_what_the_service_sent_is_a_duplicate(
     ledger: Ledger, service: Service, metadata: list[str], kept: object
 ) -> None:
-    """Metadata that is not an object (PHP writes what is empty as a list) is no obstacle."""
+    """A message that the service has sent is a duplicate for the ledger, and stays sent. Metadata
+    that is not an object (PHP writes what is empty as a list) is no obstacle.
+    """
     service.mark_processing(_ID, metadata)
     service.mark_sent(_ID)
     outcome = ledger.claim(_KEY)
     assert isinstance(outcome, Duplicate)
     assert outcome.record.metadata == kept
+    assert service.status(_ID) == "sent"
+    assert record_of(ledger, _KEY).duplicates == 1
 
 
 def test_attempts_unknown(ledger: Ledger, service: Service, psql: Psycopg) -> None:
@@ -102,23 +97,21 @@ def test_attempts_unknown(ledger: Ledger, service: Service, psql: Psycopg) -> No
 # ---- The ledger first --------------------------------------------------------------------------
 
 
-def test_what_the_ledger_has_is_not_the_services(ledger: Ledger, service: Service) -> None:
-    """A message that the ledger works on is seen by the service, and never its first attempt."""
-    claim = granted(ledger.claim(_KEY))
-    assert service.status(_ID) == "processing"
-    assert service.mark_processing(_ID, {})[1] == 2
-    ledger.complete(claim)
-    assert service.status_and_attempts(_ID) == ("sent", 2)
-
-
-def test_what_the_ledger_failed_is_read_by_the_service(
+def test_what_the_ledger_has_is_not_the_services(
     ledger: Ledger, service: Service, psql: Psycopg
 ) -> None:
-    """The error that the ledger wrote stands where the service would have written it."""
-    ledger.fail(granted(ledger.claim(_KEY, metadata={"to": "+49"})), ValueError("no credit"))
+    """A message that the ledger works on is seen by the service, and never its first attempt. An
+    error that the ledger wrote stands where the service would have written it.
+    """
+    claim = granted(ledger.claim(_KEY, metadata={"to": "+49"}))
+    assert service.status(_ID) == "processing"
+    assert service.mark_processing(_ID, {})[1] == 2
+    ledger.fail(claim, ValueError("no credit"))
     assert service.status(_ID) == "failed"
     found = psql.execute("SELECT metadata FROM processed_messages").fetchone()
     assert found == ({"to": "+49", "error": "ValueError: no credit"},)
+    ledger.complete(granted(ledger.claim(_KEY)))
+    assert service.status_and_attempts(_ID) == ("sent", 3)
 
 
 # ---- Both --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.records import granted
 from oncely.core.errors import ConfigError, EndedError, FencedError, StoreError
 from oncely.core.record import Key, State
 from oncely.ledger.inbox import Inbox
-from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger
 
 KEY = Key("billing", "abc-123")
 OTHER = Key("billing", "def-456")
@@ -80,36 +80,25 @@ def test_commits_each_statement(place: Place) -> None:
         assert "not AUTOCOMMIT" in refusal(place.ledger, connection)
 
 
-def test_bare_connection_commits_each_statement(
-    postgresql_url: str, sqlite_place: Place, request: pytest.FixtureRequest
-) -> None:
-    """Nor has a driver's connection where autocommit is on, and nothing was begun."""
-    with (
-        opened("postgresql", request) as place,
-        psycopg.connect(postgresql_url, autocommit=True) as connection,
-    ):
-        assert "switch autocommit off" in refusal(place.ledger, connection)
+def test_bare_connection(sqlite_place: Place, request: pytest.FixtureRequest) -> None:
+    """Nor has a driver's connection where autocommit is on, and nothing was begun; or Django's,
+    outside of `atomic`. One in a pipeline does not wait for answers, and cannot tell whether a
+    claim was granted. One to a database where the ledger cannot be is refused, too.
+    """
     file = make_url(sqlite_place.url).database
     assert file is not None
     with closing(sqlite3.connect(file, isolation_level=None)) as plain:
         assert "switch autocommit off" in refusal(sqlite_place.ledger, plain)
-
-
-def test_pipeline(postgresql_ledger_url: str) -> None:
-    """A connection that does not wait for answers cannot tell whether a claim was granted."""
-    with (
-        closing(open_ledger(postgresql_ledger_url)) as ledger,
-        psycopg.connect(postgresql_ledger_url) as connection,
-        connection.pipeline(),
-    ):
-        assert "in a pipeline" in refusal(ledger, connection)
-
-
-def test_another_kind_of_database(sqlite_place: Place, postgresql_url: str) -> None:
-    """A connection to a database where the ledger cannot be is refused."""
-    with psycopg.connect(postgresql_url) as connection:
-        said = refusal(sqlite_place.ledger, connection)
-    assert "a connection to postgresql, and the ledger is in sqlite" in said
+    with django_connection(sqlite_place) as connection:
+        assert "transaction.atomic()" in refusal(sqlite_place.ledger, connection)
+    with opened("postgresql", request) as place:
+        with psycopg.connect(place.url, autocommit=True) as psql:
+            assert "switch autocommit off" in refusal(place.ledger, psql)
+        with psycopg.connect(place.url) as psql:
+            said = refusal(sqlite_place.ledger, psql)
+            assert "a connection to postgresql, and the ledger is in sqlite" in said
+            with psql.pipeline():
+                assert "in a pipeline" in refusal(place.ledger, psql)
 
 
 def test_another_database(place: Place, tmp_path: Path) -> None:
@@ -121,12 +110,6 @@ def test_another_database(place: Place, tmp_path: Path) -> None:
         with engine.begin() as connection, place.ledger.transaction(connection) as inbox:
             inbox.claim(KEY)
     engine.dispose()
-
-
-def test_django_outside_atomic(sqlite_place: Place) -> None:
-    """Django's connection is joined only where a transaction is open."""
-    with django_connection(sqlite_place) as connection:
-        assert "transaction.atomic()" in refusal(sqlite_place.ledger, connection)
 
 
 # ---- Ended inside: SQLAlchemy ------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tests.records import granted, record_of
 from oncely.core.commands import Duplicate
 from oncely.core.errors import StoreUnavailable
 from oncely.core.record import Claim, Key, Record, State
-from oncely.ledger.asking import new_token
+from oncely.ledger.arguments import new_token
 from oncely.ledger.ledger import Ledger
 
 T = TypeVar("T")

@@ -79,7 +79,11 @@ def test_refused(url: str, said: str) -> None:
 
 
 def test_unknown_setting(postgresql_url: str, mysql_url: str) -> None:
-    """What the driver does not know is an error at the first use, which names it."""
+    """What the driver does not know is an error at the first use, which names it; a value that
+    cannot be meant is told when the ledger is opened.
+    """
+    with pytest.raises(ConfigError, match='write "none"'):
+        open_ledger(f"{postgresql_url}?prepare_threshold=never")
     for url in (postgresql_url, mysql_url):
         with pytest.raises(StoreError, match="colour"):
             open_ledger(f"{url}?colour=blue").migrate()

@@ -16,7 +16,6 @@ from tests.records import granted
 from tests.servers import PgBouncer
 
 from oncely.core.commands import Busy, Duplicate, Granted
-from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
@@ -102,12 +101,6 @@ def _thresholds(engine: Engine) -> set[int | None]:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         return {driver.prepare_threshold}
-
-
-def test_bad_threshold(postgresql_url: str) -> None:
-    """What is not a number, nor "none", is told when the ledger is opened."""
-    with pytest.raises(ConfigError, match='write "none"'):
-        open_ledger(f"{postgresql_url}?prepare_threshold=never")
 
 
 # ---- Isolation levels --------------------------------------------------------------------------

@@ -68,17 +68,6 @@ def check_usable(ledger: Ledger, key: Key) -> None:
 # ---- Migrating ---------------------------------------------------------------------------------
 
 
-def test_migrate_again(url: str, key: Key) -> None:
-    """To migrate again changes nothing, and keeps what is stored."""
-    with opened(url) as ledger:
-        ledger.migrate()
-        ledger.complete(granted(ledger.claim(key)), {"total": 3})
-        record, tables = ledger.find(key), _tables(url)
-        ledger.migrate()
-        assert ledger.find(key) == record
-        assert _tables(url) == tables
-
-
 def test_sql_by_hand(url: str, key: Key) -> None:
     """The SQL shown makes, run by hand, the schema that migrate makes; to show it makes nothing."""
     with opened(url, table="by_hand") as ledger, opened(url, table="migrated") as other:

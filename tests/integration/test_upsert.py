@@ -110,19 +110,14 @@ def test_twice(engine: Engine, table: Any, opened: Callable[[Engine], Any]) -> N
 
 
 def test_many(engine: Engine) -> None:
-    """Many rows in one call: those that are there are renewed, the others are inserted."""
+    """Many rows in one call: those that are there are renewed, the others are inserted. Of rows
+    with one key the last counts.
+    """
     with engine.begin() as connection:
         upsert(connection, BALANCES, [balance("a", 1), balance("b", 1)], KEY)
-        upsert(connection, BALANCES, [balance("b", 2), balance("c", 2)], KEY)
+        upsert(connection, BALANCES, [balance("b", 2), *(balance("c", n) for n in (1, 3, 2))], KEY)
         upsert(connection, BALANCES, [], KEY)
     assert rows_of(engine, "account", "amount") == [("a", 1), ("b", 2), ("c", 2)]
-
-
-def test_one_key_twice_in_a_call(engine: Engine) -> None:
-    """Of rows with one key the last counts."""
-    with engine.begin() as connection:
-        upsert(connection, BALANCES, [balance("a", n) for n in (1, 3, 2)], KEY)
-    assert rows_of(engine, "account", "amount") == [("a", 2)]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +235,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "key not given": ({"account": "a", "amount": 1}, {}, r"the rows lack \['day'\]"),
     "half of a key": (balance("a", 1), {"key": "account"}, "nor a unique constraint"),
     "no key": ({"name": "a"}, {"key": [], "table": BY_INDEX}, "nor a unique constraint"),
+    "an index alone": ({"name": "a", "n": 1}, {"key": "n", "table": BY_INDEX}, "nor a unique"),
     "None in a key": (
         [balance("a", 1), balance("a", 1) | {"day": None}],
         {},
@@ -262,12 +258,6 @@ def test_mistakes(rows: Any, changed: dict[str, Any], reason: str) -> None:
         call = {"connection": connection, "table": BALANCES, "rows": rows, "key": KEY} | changed
         with pytest.raises(ConfigError, match=reason):
             upsert(**call)
-
-
-def test_index_that_is_not_unique() -> None:
-    """An index that allows a value twice is not a key."""
-    with create_engine("sqlite://").connect() as connection, pytest.raises(ConfigError):
-        upsert(connection, BY_INDEX, {"name": "a", "n": 1}, "n")
 
 
 def test_other_databases(monkeypatch: pytest.MonkeyPatch) -> None:

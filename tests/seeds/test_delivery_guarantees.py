@@ -1,8 +1,7 @@
-"""The delivery guarantees, the tracker, and what answers the four reasons not to offer them."""
+"""The delivery guarantees, and the tracker."""
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -101,22 +100,17 @@ def handle_tracked(connection: Connection | Session, message_id: Id = MESSAGE.id
 
 @on_a_server_too
 def test_tracked_work_is_done_once(ledger: Ledger, engine: Engine) -> None:
-    """The mark commits with the work and a redelivery finds it, by the id as number or text."""
+    """The mark commits with the work and a redelivery finds it, by the id as number or text. Where
+    the transaction is rolled back there is no mark: the redelivery does the work.
+    """
+    with engine.connect() as connection:
+        assert handle_tracked(connection, 17)
+        connection.rollback()
     for message_id, expected in ((17, True), ("17", False), (17, False)):
         with engine.begin() as connection:
             assert handle_tracked(connection, message_id) is expected
     assert orders_in(engine) == ["pens"]
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
-
-
-def test_tracked_work_that_fails_is_not_marked(ledger: Ledger, engine: Engine) -> None:
-    """Where the transaction is rolled back there is no mark: the redelivery does the work."""
-    with engine.connect() as connection:
-        assert handle_tracked(connection)
-        connection.rollback()
-        assert handle_tracked(connection)
-        connection.commit()
-    assert orders_in(engine) == ["pens"]
 
 
 @on_a_server_too
@@ -248,32 +242,3 @@ def test_what_cannot_be_tracked_in(async_engine: AsyncEngine, engine: Engine) ->
         AsyncMessageTracker(Session(engine), _CONSUMER)
     with pytest.raises(ConfigError, match="str is not a connection"):
         MessageTracker("sqlite:///orders.db", _CONSUMER)
-
-
-# ---- The four reasons --------------------------------------------------------------------------
-
-
-def test_a_handler_that_succeeded_in_part(ledger: Ledger, another_ledger: OpenLedger) -> None:
-    """Debited, then the log failed, then retried elsewhere: one debit, and its result is kept."""
-    debits: list[str] = []
-
-    def debit(key: str) -> int:
-        debits.append(key)
-        return len(debits)
-
-    def handling(worker: Ledger, write_log: Callable[[], None]) -> Callable[[Message], int]:
-        @once(worker, consumer=_CONSUMER, key=lambda message: message.id)
-        def handle(message: Message) -> int:
-            receipt = message.step("debit", debit, message.step_key("debit"))
-            write_log()
-            return receipt
-
-        return handle
-
-    def fail() -> None:
-        raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="full"):
-        handling(ledger, fail)(MESSAGE)
-    assert handling(another_ledger(), lambda: None)(MESSAGE) == 1
-    assert len(debits) == 1

@@ -16,7 +16,7 @@ from tests.conditions import LIMIT_S
 from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
 from oncely.barrier import idempotent_consumer, message_context
-from oncely.core.errors import BusyError, MessageError, MismatchError
+from oncely.core.errors import MessageError, MismatchError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
@@ -63,40 +63,19 @@ def test_seen_does_not_run(
     assert logged == [("duplicate", "1")] * 2
 
 
-def test_seen_returns_the_kept_result(
-    ledger: Ledger, another_ledger: OpenLedger, handler: Handler
-) -> None:
-    """Where results are kept, a repetition gets that of the first."""
-    for each in (ledger, another_ledger()):
-        with message_context("1", _QUEUE):
-            on_order = idempotent_consumer(each, keep_result=True)(handler.on_order)
-            assert on_order("pens") == "receipt for pens"
-    assert handler.orders == ["pens"]
-
-
 def test_the_key_is_message_and_queue(ledger: Ledger, handler: Handler) -> None:
-    """Equal content under another id is another message; one id in two queues is two."""
+    """Equal content under another id is another message; one id in two queues is two. A message
+    handled within another has its own context; then the outer one is back.
+    """
     on_order = idempotent_consumer(ledger)(handler.on_order)
-    for message_id, queue in (("1", _QUEUE), ("2", _QUEUE), ("1", "returns")):
-        with message_context(message_id, queue):
-            on_order("pens")
+    with message_context("1", _QUEUE):
+        for message_id, queue in (("2", _QUEUE), ("1", "returns")):
+            with message_context(message_id, queue):
+                on_order("pens")
+        on_order("pens")
     assert handler.orders == ["pens"] * 3
-
-
-def test_many_at_once(ledger: Ledger, another_ledger: OpenLedger, handler: Handler) -> None:
-    """Of many deliveries at once, in two workers, one runs; the others are told."""
-    ledgers = (ledger, another_ledger())
-
-    def deliver(number: int) -> str:
-        with message_context("1", _QUEUE):
-            try:
-                idempotent_consumer(ledgers[number % 2])(handler.on_order)("pens")
-            except BusyError:
-                return "busy"
-        return "done"
-
-    assert "done" in at_once(8, deliver)
-    assert handler.orders == ["pens"]
+    keys = [Key(_QUEUE, "1"), Key(_QUEUE, "2"), Key("returns", "1")]
+    assert sorted(record.key for record in ledger.scan()) == keys
 
 
 def test_a_message_with_another_body_is_refused(ledger: Ledger) -> None:
@@ -174,18 +153,6 @@ def test_a_missing_id_never_matches_another(
         with message_context(message_id, _QUEUE), pytest.raises(MessageError, match="id"):
             on_order("pens")
     assert handler.orders == []
-
-
-@in_memory
-def test_contexts_nest(ledger: Ledger, handler: Handler) -> None:
-    """A message handled within another has its own context; then the outer one is back."""
-    on_order = idempotent_consumer(ledger)(handler.on_order)
-    with message_context("outer", _QUEUE):
-        with message_context("inner", _QUEUE):
-            on_order("ink")
-        on_order("pens")
-    keys = [Key(_QUEUE, "inner"), Key(_QUEUE, "outer")]
-    assert sorted(record.key for record in ledger.scan()) == keys
 
 
 @in_memory

@@ -115,32 +115,24 @@ def test_mark_processing_is_true_for_the_first_only(
     assert record.metadata == {"n": answers.index(True)}
 
 
-def test_a_repeated_mark_renews_the_time(
-    repository: ProcessedMessageRepository, ledger: Ledger, clock: ManualClock
-) -> None:
-    """Each delivery counts as an attempt and renews last_processed_at; the first time stays."""
-    begun = clock.now
-    repository.mark_processing(_ID, _PROVIDER)
-    clock.advance(60)
-    repository.mark_processing(_ID, _PROVIDER)
-    record = record_of(ledger, _KEY)
-    assert record.first_seen == pytest.approx(begun)
-    assert record.last_seen == pytest.approx(begun + 60)
-    assert record.attempts == 2
-
-
 def test_a_claim_is_held_for_ever(
     repository: ProcessedMessageRepository,
     other: ProcessedMessageRepository,
     ledger: Ledger,
     clock: ManualClock,
 ) -> None:
-    """Whoever began and never said more: no time that passes lets the message run again."""
+    """Whoever began and never said more: no time that passes lets the message run again. Each
+    delivery counts as an attempt and renews last_processed_at; the first time stays.
+    """
+    begun = clock.now
     repository.mark_processing(_ID, _PROVIDER)
     assert record_of(ledger, _KEY).lease_until is None
     clock.advance(1_000 * _DAY_S)
     assert other.is_already_processed(_ID, _PROVIDER)
     assert not other.mark_processing(_ID, _PROVIDER)
+    record = record_of(ledger, _KEY)
+    assert (record.first_seen, record.last_seen) == pytest.approx((begun, clock.now))
+    assert record.attempts == 2
 
 
 def test_a_message_for_two_providers_is_two(
@@ -156,32 +148,24 @@ def test_a_message_for_two_providers_is_two(
     }
 
 
-def test_marks_may_come_from_another_worker(
+def test_a_mark_stays(
     repository: ProcessedMessageRepository, other: ProcessedMessageRepository, ledger: Ledger
 ) -> None:
-    """Who marks need not be who began."""
-    repository.mark_processing(_ID, _PROVIDER)
-    other.mark_sent(_ID, _PROVIDER)
-    assert record_of(ledger, _KEY).state is State.COMPLETED
-
-
-def test_sent_never_changes_again(repository: ProcessedMessageRepository, ledger: Ledger) -> None:
-    """A late mark changes nothing of what is sent."""
+    """Who marks need not be who began. A late mark changes nothing of what is sent; what failed is
+    not made sent, nor begun again.
+    """
     repository.mark_processing(_ID, _PROVIDER, {"to": "+49"})
-    repository.mark_sent(_ID, _PROVIDER)
+    other.mark_sent(_ID, _PROVIDER)
     sent = record_of(ledger, _KEY)
+    assert sent.state is State.COMPLETED
     repository.mark_failed(_ID, _PROVIDER, "too late")
     repository.mark_sent(_ID, _PROVIDER)
     assert record_of(ledger, _KEY) == sent
-
-
-def test_failed_stays_failed(repository: ProcessedMessageRepository, ledger: Ledger) -> None:
-    """What failed is not made sent by a late mark, nor begun again."""
-    repository.mark_processing(_ID, _PROVIDER)
-    repository.mark_failed(_ID, _PROVIDER, "no credit")
-    repository.mark_sent(_ID, _PROVIDER)
-    assert not repository.mark_processing(_ID, _PROVIDER)
-    record = record_of(ledger, _KEY)
+    repository.mark_processing("failed", _PROVIDER)
+    repository.mark_failed("failed", _PROVIDER, "no credit")
+    repository.mark_sent("failed", _PROVIDER)
+    assert not repository.mark_processing("failed", _PROVIDER)
+    record = record_of(ledger, Key(_PROVIDER, "failed"))
     assert (record.state, record.error) == (State.FAILED, "no credit")
 
 
@@ -259,8 +243,10 @@ class _Away(MemoryStore):
         return super().load(keys)
 
 
-def test_a_failure_to_mark_never_raises(caplog: pytest.LogCaptureFixture) -> None:
-    """The SMS is sent: a store that is away then raises nothing, and is logged."""
+def test_a_store_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    """After the SMS is sent it raises nothing, and is logged. Before the effect, who cannot ask is
+    told so: nothing runs that may have run.
+    """
     store = _Away()
     repository = ProcessedMessageRepository(Ledger(store))
     repository.mark_processing(_ID, _PROVIDER)
@@ -268,14 +254,8 @@ def test_a_failure_to_mark_never_raises(caplog: pytest.LogCaptureFixture) -> Non
     repository.mark_sent(_ID, _PROVIDER)
     repository.mark_failed(_ID, _PROVIDER, "no credit")
     assert events_in(caplog) == ["marking_failed"] * 2
-
-
-def test_a_store_that_is_away_lets_nothing_run() -> None:
-    """Before the effect, who cannot ask is told so: nothing runs that may have run."""
-    store = _Away()
-    store.is_away = True
     with pytest.raises(StoreUnavailable):
-        ProcessedMessageRepository(Ledger(store)).is_already_processed(_ID, _PROVIDER)
+        repository.is_already_processed(_ID, _PROVIDER)
 
 
 # ---- In the caller's transaction ---------------------------------------------------------------

@@ -145,6 +145,7 @@ def _row(record: Record | None) -> StoredRow | None:
         record.duplicates,
         record.result,
         record.fingerprint,
+        (record.metadata or {}).get("claimed_alone") == record.fence,
     )
 
 

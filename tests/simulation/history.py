@@ -21,6 +21,8 @@ class StoredRow(NamedTuple):
     duplicates: int
     result: Any
     fingerprint: str | None
+    is_alone: bool
+    """Whether its newest claim says that nothing else was at risk beside it."""
 
 
 class Event(NamedTuple):

@@ -32,7 +32,7 @@ SETTLE = "ledger/settle.py"
 CALLS = "ledger/ledger_calls.py"
 LIFECYCLE = "lifecycle/lifecycle.py"
 RETRY_QUEUE = "lifecycle/retry_queue.py"
-RETRIES = "consuming/retries.py"
+SOURCE = "consumer/source.py"
 TABLES = "stores/memory_tables.py"
 
 MUTANTS = [
@@ -68,15 +68,33 @@ MUTANTS = [
     Mutant(
         "attempts are not counted when a claim is granted again",
         RULES,
-        '"attempts": record.attempts + 1,\n            "fence"',
-        '"attempts": record.attempts,\n            "fence"',
+        "return _grant(record, ask, record.attempts + 1, now)",
+        "return _grant(record, ask, record.attempts, now)",
     ),
     Mutant(
-        "tries are not limited when a claim is granted again",
+        "a death in company costs an attempt",
         RULES,
-        "    if ask.policy.is_spent(record.attempts):\n        return _exhaust",
-        "    if False:\n        return _exhaust",
-        seed=158,
+        "spent = record.attempts if costs else record.attempts - 1",
+        "spent = record.attempts",
+    ),
+    Mutant(
+        "the death of what was claimed alone costs no attempt",
+        RULES,
+        "    return record.metadata is not None and record.metadata.get(_ALONE) == record.fence",
+        "    return False",
+    ),
+    Mutant(
+        "what may have killed a worker is granted in company",
+        RULES,
+        "case _ if ask.company in (Company.WINDOW, Company.AGAIN):",
+        "case _ if ask.company is Company.AGAIN:",
+    ),
+    Mutant(
+        "tries are not limited when a claim is granted after a death",
+        RULES,
+        "    if not ask.policy.is_spent(spent):\n        return _grant",
+        "    if True:\n        return _grant",
+        seed=316,
     ),
     Mutant(
         "a release takes the fence back",
@@ -197,7 +215,7 @@ MUTANTS = [
         "ledger/mailbox.py",
         "transaction.remove([each for each in done if each.number in held])",
         "transaction.remove(done)",
-        seed=597,
+        seed=2900,
     ),
     Mutant(
         "what is to be tried again is not kept with its record",
@@ -265,9 +283,9 @@ MUTANTS = [
     ),
     Mutant(
         "what comes later runs before one of its order that waits",
-        RETRIES,
-        "answers.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))",
-        "answers.append(set())",
+        SOURCE,
+        "found.append(self._mailbox.lanes(self._queue.name, {*lanes.values()}))",
+        "found.append(set())",
         seed=33,
     ),
     Mutant(
@@ -318,8 +336,8 @@ MUTANTS = [
     Mutant(
         "what a handler has sent is dropped",
         LIFECYCLE,
-        "            sent = turn.sent()\n",
-        "            sent = turn.sent()[:0]\n",
+        "        sent = turn.sent()\n",
+        "        sent = turn.sent()[:0]\n",
     ),
     Mutant(
         "what could not be stored is acknowledged",

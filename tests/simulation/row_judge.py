@@ -68,8 +68,13 @@ class RowJudge(Judge):
         if before.state == "handled":
             is_same = (after.state, after.attempts) == ("handled", before.attempts)
             return None if is_same else "a handled message was granted to be handled"
-        if after.state != "processing" or after.attempts != before.attempts + 1:
+        # A claim that was made in company, and ran out, costs nothing: nobody knows who is guilty.
+        is_free = after.is_alone and before.state == "processing" and not before.is_alone
+        if after.state != "processing" or after.attempts != before.attempts + (not is_free):
             return "a claim that does not count its attempt"
+        is_doubtful = before.state == "processing"
+        if event.actor.startswith("consumer") and is_doubtful and not after.is_alone:
+            return "what may have killed a worker was granted in company"
         if after.attempts > self.promises.tries:
             return "granted more often than there are tries"
         if after.result != before.result:
@@ -153,10 +158,11 @@ class RowJudge(Judge):
 
     def _wrong_end(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
         """What the holder of a claim did to its record."""
-        if after.attempts < before.attempts:
+        if after.attempts < before.attempts or after.birth != before.birth:
             is_released = after.state == "failed" or not is_held(after, event.at + NEAR_S)
-            is_one_less = after.attempts == before.attempts - 1
-            return None if is_released and is_one_less else "not released to what it was"
+            is_free = before.is_alone and after.state == "processing"
+            is_as_before = before.attempts - after.attempts in ({0, 1} if is_free else {1})
+            return None if is_released and is_as_before else "not released to what it was"
         if after.state == "processing":
             return self._wrong_lease(event, after)
         if after.lease_until is not None and after.state != "failed":

@@ -12,13 +12,13 @@ from tests.simulation import simulated
 from tests.simulation.mutants import MUTANTS, SOURCES, Mutant
 from tests.turns import is_whole_run
 
-_SEEDS = 1_000
+_SEEDS = 3_000
 
 
 @pytest.mark.in_turn("planted bugs")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: Mutant, tmp_path: Path) -> None:
-    """Within 1,000 seeds one fails, by an error that the oracle tells."""
+    """Within 3,000 seeds one fails, by an error that the oracle tells."""
     # With what Python has compiled: else each bug would be looked for after compiling all again.
     shutil.copytree(SOURCES, tmp_path / "oncely", copy_function=os.symlink)
     (tmp_path / "oncely" / mutant.file).unlink()

@@ -16,7 +16,7 @@ from tests.simulation import Simulation, SimulationFailed, simulate, simulated
 
 from oncely._util import clock
 from oncely.core.message import Message
-from oncely.ledger.asking import new_token
+from oncely.ledger.arguments import new_token
 
 _SEEDS = int(os.environ.get("ONCELY_TEST_SEEDS", "100"))
 _PARTS = 10

@@ -33,7 +33,7 @@ from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_opti
 from oncely.spark.failures import as_own
 from oncely.spark.format import OncelyStreamWriter
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.settings import as_text
+from oncely.spark.option_values import as_text
 from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
@@ -170,7 +170,10 @@ def test_settings_of_the_session(
 
 
 def test_options_for_a_writer(spark: "SparkSession", configure: Callable[..., None]) -> None:
-    """Values become the texts that Spark carries; another format's settings are left alone."""
+    """Values become the texts that Spark carries; another format's settings are left alone. Workers
+    find installed functions without a folder.
+    """
+    assert as_text({"handler": pytest.main}) == {"handler": "_pytest.config:main"}
     configure(ledger="env:LEDGER_URL", on_busy="discard", **{"other.url": "secret"})
     told = sink_options(
         spark,
@@ -219,11 +222,6 @@ def test_functions_that_no_worker_can_import(function: Callable[..., None]) -> N
     assert "\n" not in str(raised.value)
     with pytest.raises(ConfigError, match=r"^on_in_doubt: .*top level of a module"):
         foreach_batch(on_in_doubt=function)
-
-
-def test_installed_functions_need_no_folder() -> None:
-    """Workers find what is installed by themselves."""
-    assert as_text({"handler": pytest.main}) == {"handler": "_pytest.config:main"}
 
 
 @pytest.mark.parametrize(

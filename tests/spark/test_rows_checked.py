@@ -20,8 +20,7 @@ from tests.spark.payments import NUMBERED
 from tests.turns import in_turn
 
 from oncely.core.errors import ConfigError
-from oncely.spark.modes.table_columns import check_table
-from oncely.spark.modes.target_table import open_target, work_engine
+from oncely.spark.modes.target_table import check_table, open_target, work_engine
 from oncely.spark.sink.sink_options import read_options
 
 OPTIONS = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused", "table": "payments"}

@@ -355,17 +355,3 @@ def test_transaction_ended_inside(
     assert place.effects()[ids[-1]] == 1
     later = place.run(handle, "later", lease="300ms")
     assert (later.handled, place.effects()["later"]) == (1, 1)
-
-
-def test_ddl_that_commits_and_an_error(place: Place) -> None:
-    """A handler whose DDL commits implicitly and which then raises is never recorded as done."""
-
-    def handle(message: Message, session: Any) -> None:
-        session.execute(INSERT, {"name": message.id})
-        session.execute(text("CREATE TABLE more (id INTEGER)"))
-        raise ValueError("declined")
-
-    place.run(handle, "a", lease="300ms", on_in_doubt="hold", tries="1")
-    is_stored = place.engine.name in ("mysql", "mariadb")
-    assert place.effects()["a"] == is_stored
-    assert place.record("a").state is (State.PROCESSING if is_stored else State.FAILED)

@@ -35,7 +35,7 @@ AUDIT = "audit-"
 """The name of the mode follows."""
 
 _IN_DATABASE = (TRANSACTIONAL, ROWS, BATCHES)
-_RECORDS = "SELECT message_id, status, attempts FROM processed_messages WHERE provider = %s"
+_RECORDS = "SELECT message_id, status, fence FROM processed_messages WHERE provider = %s"
 _ROWS = "SELECT message_id, fence FROM {}"
 _COUNT = "SELECT count(*) FROM {}"
 
@@ -78,7 +78,7 @@ def _repetitions(mode: str, fences: Sequence[int], standing: Standing | None) ->
     found = []
     if len(fences) != len({*fences}):
         found.append("twice: it took effect again under the same claim")
-    if standing is not None and len(fences) > standing.attempts:
+    if standing is not None and len(fences) > standing.fence:
         found.append("twice: it took effect again without having been in doubt")
     return found
 
@@ -112,8 +112,8 @@ def left_of(mode: str, folder: Path, ledger_url: str) -> Left:
     with psycopg.connect(ledger_url) as connection:
         pairs = _rows(connection, mode) if mode in _IN_DATABASE else _lines(mode, folder)
         records = {
-            message_id: Standing(status, attempts)
-            for message_id, status, attempts in connection.execute(_RECORDS, (mode,))
+            message_id: Standing(status, fence)
+            for message_id, status, fence in connection.execute(_RECORDS, (mode,))
         }
     for message_id, fence in pairs:
         effects[message_id].append(fence)

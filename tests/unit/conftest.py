@@ -15,14 +15,14 @@ from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
 from tests.records import record_of
 
-from oncely.consumer import Consumer
-from oncely.consuming import loop as consuming
-from oncely.consuming.turn import DeliveryTurn
+from oncely.consumer import Consumer, window
+from oncely.consumer.sink import DeliverySink
+from oncely.consumer.turn import DeliveryTurn
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record
-from oncely.core.verdicts import Ack, DeadLetter, Verdict
+from oncely.core.verdicts import Ack, DeadLetter, Ending, Verdict
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.lifecycle.heartbeat import Heartbeat
@@ -86,16 +86,15 @@ class Once(Queue):
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer with nothing to do looks for messages at once; its queue is told how turns end."""
-    go_on = consuming.Consuming._send_deferred
+    count = DeliverySink.count
 
-    def noting(self: Any, turns: Sequence[DeliveryTurn]) -> None:
-        for turn in turns:
-            if isinstance(self._transport, Queue) and turn.verdict is not None:
-                self._transport.note(turn.message, turn.verdict)
-        go_on(self, turns)
+    def noting(self: Any, turn: DeliveryTurn, ending: Ending) -> None:
+        count(self, turn, ending)
+        if isinstance(self._transport, Queue):
+            self._transport.note(turn.message, ending.verdict)
 
-    monkeypatch.setattr(consuming.Consuming, "_send_deferred", noting)
-    monkeypatch.setattr(consuming, "_IDLE_S", 0.005)
+    monkeypatch.setattr(DeliverySink, "count", noting)
+    monkeypatch.setattr(window, "_IDLE_S", 0.005)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from oncely.core.commands import (
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.ledger import settle
-from oncely.ledger.asking import to_claim
+from oncely.ledger.arguments import to_claim
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.settle import Settler
 from oncely.stores.memory_store import MemoryStore

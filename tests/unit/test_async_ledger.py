@@ -62,9 +62,10 @@ def waiting(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> threading.Semaph
     handed_over = threading.Semaphore(0)
     put = ledger._group_commit.put
 
-    def tell(call: Any) -> None:
-        put(call)
-        handed_over.release()
+    def tell(*calls: Any) -> None:
+        put(*calls)
+        for _ in calls:
+            handed_over.release()
 
     monkeypatch.setattr(ledger._group_commit, "put", tell)
     return handed_over
@@ -255,18 +256,23 @@ def test_cancelled_as_it_asks(
     assert meddling.calls == []
 
 
-def test_cancelled_in_flight(calls: AsyncLedger, ledger: Ledger, key: Key, stall: Stall) -> None:
-    """A task that is cancelled ends at once; what it is granted afterwards is given back."""
+@pytest.mark.parametrize("count", [1, 5])
+def test_cancelled_in_flight(calls: AsyncLedger, ledger: Ledger, stall: Stall, count: int) -> None:
+    """A task that is cancelled ends at once; what it is granted afterwards is given back, one claim
+    or many.
+    """
+    keys = keys_of(count)
 
     async def main() -> None:
-        task = asyncio.ensure_future(calls.claim(key))
+        claiming = calls.claim(keys[0]) if count == 1 else calls.claim_many(keys)
+        task = asyncio.ensure_future(claiming)
         await stall.is_reached()
         await cancelled(task)
         stall.go_on.set()
 
     run(main())
     ledger.close()
-    assert ledger.find(key) is None
+    assert ledger.counts() == {}
 
 
 def test_right_to_send_is_held_by_nobody(
@@ -351,20 +357,6 @@ def test_completion_in_flight_ends(
     assert (record.state, record.result) == (State.COMPLETED, "done")
 
 
-def test_many_claims_cancelled(calls: AsyncLedger, ledger: Ledger, stall: Stall) -> None:
-    """What is granted to a `claim_many` that was cancelled in flight is given back."""
-
-    async def main() -> None:
-        task = asyncio.ensure_future(calls.claim_many(keys_of(5)))
-        await stall.is_reached()
-        await cancelled(task)
-        stall.go_on.set()
-
-    run(main())
-    ledger.close()
-    assert ledger.counts() == {}
-
-
 # ---- The process -------------------------------------------------------------------------------
 
 # A task is cancelled while its claim is being stored; giving it back takes until GO_ON. What is
@@ -417,16 +409,15 @@ def printed(program: str) -> str:
     return ended.stdout
 
 
-def test_exit_gives_back() -> None:
-    """What was granted to a cancelled task is given back before the program ends."""
-    program = CANCELLED_AT_EXIT.replace("GO_ON", "atexit.register(go_on.set)")
-    assert printed(program) == "0\n"
-
-
-def test_exit_does_not_wait_for_ever() -> None:
-    """A store that hangs does not keep the program from ending."""
-    program = CANCELLED_AT_EXIT.replace("GO_ON", "oncely.ledger.group_commit._PATIENCE_S = 0.1")
-    assert printed(program) == "1\n"
+@pytest.mark.parametrize(
+    ("go_on", "left"),
+    [("atexit.register(go_on.set)", 0), ("oncely.ledger.group_commit._PATIENCE_S = 0.1", 1)],
+)
+def test_exit_gives_back(go_on: str, left: int) -> None:
+    """What was granted to a cancelled task is given back before the program ends; a store that
+    hangs does not keep it from ending.
+    """
+    assert printed(CANCELLED_AT_EXIT.replace("GO_ON", go_on)) == f"{left}\n"
 
 
 SAME_AS_BEFORE = {"mailbox", "can_defer", "transaction"}

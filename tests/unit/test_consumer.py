@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
-from tests.records import granted
 from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
 from oncely.consumer import Consumer
+from oncely.core.commands import Acquire, Company
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -176,15 +176,17 @@ def test_tries_and_listeners(queue: Queue, live: Ledger) -> None:
 
 def test_poison_is_told_once(queue: Queue, ledger: Ledger, clock: ManualClock) -> None:
     """Of a message that has killed its workers `failed` is told when it is given up."""
-    for _ in range(2):
-        granted(ledger.claim(Key("billing", "1"), "10s"))
+    for token in range(2):
+        ledger._settle_one(
+            Acquire(Key("billing", "1"), Policy(), 10.0, token, company=Company.ALONE)
+        )
         clock.advance(11)
     queue.put("1", "1")
     told: list[Exception] = []
     consumer = Consumer(queue, "in").idempotent(ledger, "billing").tries(2)
     report = consumer.failed(lambda error, _: told.append(error)).consume(print, drain=True)
     assert report.dead_lettered == 2
-    assert ["gave up after 2 attempts" in str(error) for error in told] == [True]
+    assert ["its worker died 2 times" in str(error) for error in told] == [True]
 
 
 def test_middleware_in_order(queue: Queue, ledger: Ledger) -> None:
@@ -378,6 +380,7 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, _: c.window(True), "window:"),
     (lambda c, _: c.grace("long"), "grace:"),
     (lambda c, _: c.transactional("sqlite:///a.db"), "transactional:"),
+    (lambda c, _: c.error_queue("errors").consume(of_one, drain=True), "error_queue: "),
     (lambda c, _: c.consume(), "consume(handler)"),
     (lambda c, _: c.consume(of_two), "write `def of_two(message):`"),
     (lambda c, _: [c.handler(of_one), c.consume(of_one)], "takes all messages already"),

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from oncely import Consumer, Message, TransportError, open_ledger, open_transport
-from oncely.consuming import sending
+from oncely.consumer import sender
 from oncely.core.record import State
 from oncely.metrics import Metrics
 from oncely.stores.memory_store import MemoryStore
@@ -17,7 +17,7 @@ from oncely.transports.store_transport import StoreTransport
 
 def test_sent_when_the_broker_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that could not be sent at first leaves before a drain is over, and once."""
-    monkeypatch.setattr(sending, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(sender, "_AGAIN_S", 0.01)
     ledger = open_ledger(f"sqlite:///{tmp_path}/ledger.db")
     ledger.migrate()
     transport = open_transport(f"sqlite:///{tmp_path}/queue.db")

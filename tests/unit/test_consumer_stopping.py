@@ -4,21 +4,23 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from tests.conditions import LIMIT_S, wait_until
 from tests.meddling import MeddlingStore
 from tests.records import record_of
 from tests.unit.conftest import Outage, Queue, Sql, extended
 
+from oncely._util import sqlite_files
 from oncely.consumer import Consumer
-from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consumer.report import ConsumerReport
 from oncely.core.errors import FencedError
 from oncely.core.message import Message
-from oncely.core.policy import Policy, at_least_once, at_most_once
+from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
 from oncely.core.record import Key, State
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Ack, Delay, Requeue
@@ -125,6 +127,36 @@ def test_released_after_the_grace(
     assert (report.received, report.handled, queue.verdicts) == (1, 0, [])
     assert ledger.find(Key("billing", "1")) is None
     assert waiting(queue) == ["1"]
+
+
+@pytest.mark.parametrize("policy", [at_least_once(), effectively_once()])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_retry_in_a_transaction_after_the_grace(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, policy: Policy, together: bool
+) -> None:
+    """Its claim is older than its transaction, and was given back: so nothing of it is committed,
+    since the message runs again.
+    """
+    # The handler's transaction locks the file.
+    monkeypatch.setattr(sqlite_files, "BUSY_TIMEOUT_S", 0.1)
+    queue.put("1")
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing", policy=policy)
+    consumer.transactional(sql.engine, together=together).backoff(0.01).grace(0.1)
+    closed, threads = threading.Event(), []
+
+    def handle(message: Message | Sequence[Message], connection: Any) -> None:
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            raise ValueError("not yet")
+        consumer.stop()
+        assert closed.wait(LIMIT_S)
+        connection.execute(text("INSERT INTO effects (name) VALUES ('1')"))
+
+    consumer.consume(handle)
+    closed.set()
+    threads[-1].join(LIMIT_S)
+    assert sql.effects() == []
+    assert sql.record("1").state is not State.COMPLETED
 
 
 def test_what_may_not_repeat_stays_claimed(

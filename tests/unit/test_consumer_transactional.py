@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from oncely.consumer import Consumer
 from oncely.core import turn
 from oncely.core.errors import ContentionError, FencedError, StoreUnavailable
 from oncely.core.message import Message
-from oncely.core.policy import Policy
+from oncely.core.policy import Policy, effectively_once
 from oncely.core.record import Key, Record, State
 from oncely.core.verdicts import Ack, DeadLetter
 from oncely.ledger.ledger import Ledger
@@ -154,7 +155,9 @@ def test_sent_by_the_next(queue: Queue, sql: Sql) -> None:
 
 
 def test_committed_early(queue: Queue, sql: Sql) -> None:
-    """A handler that commits by itself leaves its message in doubt, as often as there are tries."""
+    """A handler that commits by itself leaves its message in doubt, as often as there are tries:
+    the first time it was in company, where that costs no try.
+    """
     queue.put("1")
     runs: list[int] = []
 
@@ -164,9 +167,30 @@ def test_committed_early(queue: Queue, sql: Sql) -> None:
 
     consumer = consumer_of(queue, sql, Policy(lease="100ms"))
     report = consumer.tries(2).consume(handle, drain=True)
-    assert (len(runs), report.handled, report.dead_lettered) == (2, 0, 1)
+    assert (len(runs), report.handled, report.dead_lettered) == (3, 0, 1)
     record = sql.record("1")
-    assert (record.state, record.attempts) == (State.PROCESSING, 2)
+    assert (record.state, record.attempts, record.exhausted) == (State.FAILED, 2, True)
+
+
+@pytest.mark.parametrize("policy", [Policy(), effectively_once()])
+def test_a_retry_committed_early(queue: Queue, sql: Sql, policy: Policy) -> None:
+    """Its claim is older than the transaction: it is in doubt all the same, and the policy decides
+    whether it runs again.
+    """
+    queue.put("1")
+    runs: list[int] = []
+
+    def handle(message: Message, connection: Connection) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise ValueError("not yet")
+        write(message, connection)
+        connection.commit()
+
+    consumer = consumer_of(queue, sql, replace(policy, lease="100ms", tries=3))
+    report = consumer.consume(handle, drain=True)
+    assert report.dead_lettered == 1
+    assert len(sql.effects()) == (1 if policy.on_in_doubt == "hold" else 3)
 
 
 def test_called_again_after_a_rollback(queue: Queue, sql: Sql) -> None:

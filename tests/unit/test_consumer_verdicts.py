@@ -12,6 +12,8 @@ from tests.unit.conftest import Deliver, Outage, Queue
 
 from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
+from oncely.consumer.turn import DeliveryTurn
+from oncely.consumer.window import Window
 from oncely.core.cases import Case
 from oncely.core.errors import (
     BusyError,
@@ -58,13 +60,6 @@ def nothing(message: Message) -> None:
 
 
 # ---- Handled, or not granted -------------------------------------------------------------------
-
-
-def test_handled_is_acknowledged(deliver: Deliver, ledger: Ledger) -> None:
-    """What is handled is acknowledged, as its duplicates are, for which nothing runs."""
-    assert deliver(nothing) == Ack()
-    assert record_of(ledger, KEY).state is State.COMPLETED
-    assert deliver(never) == Ack()
 
 
 def test_other_content_is_set_aside(deliver: Deliver) -> None:
@@ -139,7 +134,8 @@ def test_store_away_before(
     threading.Timer(0.3, outage.end).start()
     report = consumer.consume(nothing, drain=True)
     assert (report.handled, queue.verdicts) == (2, [Ack(), Ack()])
-    assert record_of(ledger, KEY).attempts == 2
+    # Nor does the claim that ran out cost one: nobody knows what its worker died of.
+    assert record_of(ledger, KEY).attempts == 1
 
 
 def test_store_away_and_it_runs(deliver: Deliver, outage: Outage) -> None:
@@ -221,6 +217,45 @@ def test_taken_over_comes_again(
 
     assert deliver(handle) == AGAIN
     assert deliver(never) == Ack()
+
+
+@pytest.mark.parametrize("suspects", [1, 2])
+def test_nothing_runs_beside_a_suspect(
+    queue: Queue,
+    ledger: Ledger,
+    rival: Ledger,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    suspects: int,
+) -> None:
+    """Not even beside the last one: what comes while it runs waits."""
+    go_on, at = Window.go_on, 0
+
+    def counted(window: Window[DeliveryTurn]) -> bool:
+        nonlocal at
+        at += 1
+        return go_on(window)
+
+    monkeypatch.setattr(Window, "go_on", counted)
+    ids = [str(number) for number in range(suspects)]
+    for each in ids:
+        granted(rival.claim(Key("billing", each)))
+    clock.advance(301)
+    queue.put(*ids)
+    steps: list[str] = []
+
+    def handle(message: Message) -> None:
+        steps.append(message.id)
+        if message.id == ids[-1]:
+            queue.put("a", "b")
+            until = at + 20
+            wait_until(lambda: at > until)
+        steps.append("ended")
+
+    consumer = Consumer(queue, "in").idempotent(ledger, "billing").concurrency(4)
+    report = consumer.consume(handle, drain=True)
+    assert report.handled == suspects + 2
+    assert steps[: 2 * suspects] == [step for each in ids for step in (each, "ended")]
 
 
 @pytest.mark.usefixtures("hurried")

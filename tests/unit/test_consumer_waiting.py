@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
 from tests.records import record_of
 from tests.unit.conftest import Queue
 
-from oncely.consumer import Consumer
+from oncely.consumer import Consumer, window
 from oncely.core.errors import ConfigError, StoreError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -270,12 +270,6 @@ def test_a_letter_that_cannot_be_kept(
     assert left.message.body == b"bad"
 
 
-def test_error_queue_wants_a_ledger(queue: Queue) -> None:
-    """Without a ledger nothing is sent to it."""
-    with pytest.raises(ConfigError, match=r"error_queue: .* add \.idempotent"):
-        Consumer(queue, "in").error_queue("errors").consume(failing(), drain=True)
-
-
 # ---- Types that nobody takes -------------------------------------------------------------------
 
 
@@ -344,3 +338,33 @@ def test_order_without_a_ledger(queue: Queue) -> None:
     done: list[str] = []
     Consumer(queue, "in").ordered().backoff("50ms").consume(failing("a1", done=done), drain=True)
     assert done == ["b1", "b2", "a1", "a2"]
+
+
+def test_a_handler_hangs(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits behind it is given back, and another worker handles it; no try is spent."""
+    monkeypatch.setattr(window, "SLOW_S", 0.2)
+    go_on = threading.Event()
+    handled: list[str] = []
+
+    def hang(message: Message) -> None:
+        if message.id == "1":
+            assert go_on.wait(LIMIT_S)
+
+    queue.put(*map(str, range(1, 4)))
+    hanging = Consumer(queue, "in").idempotent(live, "billing")
+    other = Consumer(queue, "in").idempotent(live, "billing")
+    threads = [
+        threading.Thread(target=hanging.consume, args=[hang]),
+        threading.Thread(target=other.consume, args=[lambda message: handled.append(message.id)]),
+    ]
+    threads[0].start()
+    # The second is claimed as well, and waits.
+    wait_until(lambda: len([*live.scan()]) == 2)
+    threads[1].start()
+    wait_until(lambda: sorted(handled) == ["2", "3"])
+    go_on.set()
+    wait_until(lambda: {record.state for record in live.scan()} == {State.COMPLETED})
+    for consumer, thread in zip((hanging, other), threads, strict=True):
+        consumer.stop()
+        thread.join()
+    assert [record.attempts for record in live.scan()] == [1, 1, 1]

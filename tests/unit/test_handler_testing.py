@@ -238,12 +238,6 @@ def test_not_granted(under_once: Callable[[Handler], Handler]) -> None:
         kill_at("after_claim", _ignore, ORDER)
 
 
-def test_no_point() -> None:
-    """Text that names no point at all is refused before anything runs."""
-    with pytest.raises(oncely.ConfigError, match=r"kill_at: 'after_claim:0' names no point; write"):
-        kill_at("after_claim:0", _fail, ORDER)
-
-
 def test_calls_that_cannot_be_meant() -> None:
     """What is not a handler, or not a point, is told with what to write instead."""
     wrong: Any = _ignore(ORDER)  # type: ignore[func-returns-value]
@@ -255,6 +249,8 @@ def test_calls_that_cannot_be_meant() -> None:
         redeliver(wrong, ORDER)
     with pytest.raises(oncely.ConfigError, match=r"^runs_once: None .* runs_once\(charge, message"):
         runs_once(wrong, ORDER)
+    with pytest.raises(oncely.ConfigError, match=r"kill_at: 'after_claim:0' names no point; write"):
+        kill_at("after_claim:0", _fail, ORDER)
     swapped: Any = _ignore
     with pytest.raises(oncely.ConfigError, match=r"^kill_at: <function _ignore .* names no point"):
         kill_at(swapped, _ignore, ORDER)
@@ -360,18 +356,12 @@ def test_handler_raises(under_once: Callable[[Handler], Handler], handler: Handl
 
 
 def test_no_run(under_once: Callable[[Handler], Handler]) -> None:
-    """A message that the ledger had before proves nothing."""
+    """A message that the ledger had before proves nothing, nor a handler that asks no ledger."""
     charge = under_once(_ignore)
     charge(ORDER)
     with pytest.raises(AssertionError, match=r"did not run in 5 .* had 'order-17' before"):
         runs_once(charge, ORDER)
-
-
-def test_no_ledger() -> None:
-    """Nor does a handler that asks no ledger."""
-    with pytest.raises(
-        AssertionError, match=r"_ignore ran in each of 5 .* it asked no ledger; dec"
-    ):
+    with pytest.raises(AssertionError, match=r"_ignore ran in each of 5 .* it asked no ledger; de"):
         runs_once(_ignore, ORDER)
 
 

@@ -194,14 +194,6 @@ def test_claim_of_many_that_fails_for_one(lifecycle: Lifecycle, meddling: Meddli
     assert extended(lifecycle.ledger) == []
 
 
-def test_claim_of_a_turn_that_has_ended(lifecycle: Lifecycle) -> None:
-    """It is not asked for again, and does not seem to be granted."""
-    turns = turns_of(lifecycle, "a")
-    run_inline(lifecycle.give_back(lifecycle.sync_driver, turns))
-    with pytest.raises(AssertionError, match="a turn that is STORED cannot be asked"):
-        run_inline(lifecycle.claim(lifecycle.sync_driver, turns))
-
-
 # ---- Forks -------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """What a signal handler raises anywhere inside a call: nothing of the ledger's is lost by it."""
 
 import dis
+import gc
 import os
 import signal
 import socket
@@ -72,6 +73,8 @@ class Tracer:
 
     def __enter__(self) -> Self:
         self._before = sys.gettrace()
+        # Else the finalizers of other tests' ledgers may run here, and be interrupted.
+        gc.disable()
         # Python 3.12 looks only as tracing begins whether any frame wants opcodes.
         sys._getframe().f_trace_opcodes = True
         sys.settrace(self)
@@ -79,6 +82,7 @@ class Tracer:
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
     def _is_traced(self, frame: FrameType) -> bool:
         if frame.f_code is threading.Thread.start.__code__:

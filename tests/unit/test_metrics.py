@@ -14,8 +14,8 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, queue_named, retries_of
+from oncely.ledger.arguments import Write
 from oncely.ledger.ledger import Ledger
-from oncely.ledger.writes import Write
 from oncely.metrics import Metrics
 from oncely.outbox import Relay
 from oncely.stores.memory_store import MemoryStore
@@ -54,7 +54,10 @@ def value(registry: CollectorRegistry) -> Value:
 
 
 def test_claims_by_outcome(watched: Ledger, value: Value) -> None:
-    """Claims are counted by their answer; duplicates under the name that services know, too."""
+    """Claims are counted by their answer; duplicates under the name that services know, too. Each
+    call for claims is timed once; every call that reached the store has its size. A redelivery of
+    what waits for its retry is counted as that, and is no error.
+    """
     outcomes = watched.claim_many(KEYS)
     watched.complete_many([granted(outcome) for outcome in outcomes[:4]])
     watched.claim_many(KEYS)
@@ -62,13 +65,11 @@ def test_claims_by_outcome(watched: Ledger, value: Value) -> None:
     assert value("oncely_claims_total", consumer="billing", outcome="duplicate") == 4
     assert value("oncely_claims_total", consumer="billing", outcome="busy") == 6
     assert value("duplicate_messages_blocked_total", provider="billing") == 4
-
-
-def test_what_waits_is_no_error(watched: Ledger, value: Value) -> None:
-    """A redelivery of what waits for its retry is counted as that."""
-    claim = granted(watched.claim(KEYS[0]))
-    watched.write_all([Write(Fail(claim, "no", retry_s=30.0))])
-    assert isinstance(watched.claim(KEYS[0]), Waiting)
+    assert value("idempotency_check_duration_seconds_count", provider="billing") == 2
+    assert value("oncely_batch_size_count") == 3
+    assert value("oncely_batch_size_sum") == 24
+    watched.write_all([Write(Fail(granted(outcomes[9]), "no", retry_s=30.0))])
+    assert isinstance(watched.claim(KEYS[9]), Waiting)
     assert value("oncely_claims_total", consumer="billing", outcome="waiting") == 1
     assert value("idempotency_check_errors_total", provider="billing") is None
 
@@ -79,16 +80,6 @@ def test_one_for_each_registry(metrics: Metrics, registry: CollectorRegistry) ->
         Metrics(registry)
     metrics.untracked("billing")
     assert registry.get_sample_value("oncely_untracked_total", {"consumer": "billing"}) == 1
-
-
-def test_calls_are_timed(watched: Ledger, value: Value) -> None:
-    """Each call for claims is timed once; every call that reached the store has its size."""
-    claim = granted(watched.claim(KEYS[0]))
-    watched.claim_many(KEYS)
-    watched.complete(claim)
-    assert value("idempotency_check_duration_seconds_count", provider="billing") == 2
-    assert value("oncely_batch_size_count") == 3
-    assert value("oncely_batch_size_sum") == 12
 
 
 def test_errors_are_counted(watched: Ledger, meddling: MeddlingStore, value: Value) -> None:
@@ -103,19 +94,15 @@ def test_errors_are_counted(watched: Ledger, meddling: MeddlingStore, value: Val
     assert value("idempotency_check_errors_total", provider="billing") == 1
 
 
-def test_takeovers(watched: Ledger, clock: ManualClock, value: Value) -> None:
-    """A claim granted after another ran out is a takeover; one after a failure is none."""
+def test_takeovers_and_purges(watched: Ledger, clock: ManualClock, value: Value) -> None:
+    """A claim granted after another ran out is a takeover; one after a failure is none. What a
+    purge removed is counted.
+    """
     granted(watched.claim(KEYS[0], "10s"))
     watched.fail(granted(watched.claim(KEYS[1])), "no")
     clock.advance(11)
-    granted(watched.claim(KEYS[0]))
-    granted(watched.claim(KEYS[1]))
-    assert value("oncely_takeovers_total", consumer="billing") == 1
-
-
-def test_purges(watched: Ledger, clock: ManualClock, value: Value) -> None:
-    """What a purge removed is counted."""
     watched.complete_many([granted(outcome) for outcome in watched.claim_many(KEYS)])
+    assert value("oncely_takeovers_total", consumer="billing") == 1
     clock.advance(31 * 86_400)
     watched.purge("30d", "billing")
     assert value("oncely_purged_total", consumer="billing") == 10

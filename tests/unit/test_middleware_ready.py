@@ -435,7 +435,9 @@ def spans(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
 
 
 def test_traced(run: Run, provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
-    """A message has a span of its own, under the names of the messaging conventions."""
+    """A message has a span of its own, under the names of the messaging conventions. What sent the
+    message is linked, with its state, and is not the parent.
+    """
     assert run(Traced(provider, destination="orders", system="rabbitmq"), handled, SENT) == "done"
     [span] = spans(exporter)
     assert (span.name, span.kind) == ("process orders", SpanKind.CONSUMER)
@@ -449,14 +451,6 @@ def test_traced(run: Run, provider: TracerProvider, exporter: InMemorySpanExport
         "messaging.message.body.size": 2,
         "oncely.message.type": "order.placed",
     }
-
-
-def test_sender_is_linked(
-    run: Run, provider: TracerProvider, exporter: InMemorySpanExporter
-) -> None:
-    """What sent the message is linked, with its state, and is not the parent."""
-    run(Traced(provider), handled, SENT)
-    [span] = spans(exporter)
     assert span.parent is None
     assert span.context is not None
     [link] = span.links

@@ -83,20 +83,20 @@ def raising(error: BaseException) -> Charge:
 
 
 def test_runs_once(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
-    """The function runs for the first delivery of an id, and for no other."""
-    charge = decorated(runs.append)
-    for order in (Order(), Order(), Order("other"), Order()):
-        charge(order)
+    """The function runs for the first delivery of an id, and for no other. The first caller gets
+    the result as it is, a duplicate None, where none is kept.
+    """
+    result = object()
+
+    def note(order: Order) -> object:
+        runs.append(order)
+        return result
+
+    charge = decorated(note)
+    results = [charge(order) for order in (Order(), Order(), Order("other"), Order())]
+    assert results == [result, None, result, None]
     assert runs == [Order(), Order("other")]
     assert record_of(ledger, key).state is State.COMPLETED
-
-
-def test_first_caller_gets_the_result(decorated: Decorate) -> None:
-    """The first caller gets the result as it is, a duplicate None, where none is kept."""
-    result = object()
-    charge = decorated(lambda order: result)
-    assert charge(Order()) is result
-    assert charge(Order()) is None
 
 
 @pytest.mark.parametrize("options", [{"keep_result": True}, {"policy": Policy(results="keep")}])
@@ -164,14 +164,6 @@ def test_wraps(ledger: Ledger) -> None:
 # ---- What is not granted -----------------------------------------------------------------------
 
 
-def test_busy(decorated: Decorate, ledger: Ledger, key: Key, runs: list[Order]) -> None:
-    """While another worker holds the message the call raises BusyError."""
-    granted(ledger.claim(key))
-    with pytest.raises(BusyError, match="abc-123"):
-        decorated(runs.append)(Order())
-    assert runs == []
-
-
 def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     """The same id with another fingerprint raises MismatchError; an equal one is a duplicate."""
     charge = decorated(runs.append, fingerprint=lambda order: order.amount)
@@ -182,38 +174,34 @@ def test_mismatch(decorated: Decorate, runs: list[Order]) -> None:
     assert runs == [Order()]
 
 
-@pytest.mark.parametrize(("one", "two"), [(1, "1"), (1, Decimal(1)), (None, "None"), ([1], "[1]")])
-def test_fingerprints_tell_types_apart(decorated: Decorate, one: Any, two: Any) -> None:
-    """Fingerprints of different types differ; None is a fingerprint like any other."""
-    charge = decorated(lambda order: None, fingerprint=lambda order: order.amount)
-    charge(Order(amount=one))
-    with pytest.raises(MismatchError):
-        charge(Order(amount=two))
-
-
 @pytest.mark.parametrize(
-    ("one", "same"),
+    ("one", "same", "other"),
     [
-        (1, 1.0),
-        (10**20, 1e20),
-        ({"b": (0.0, 1), "a": 1.50}, {"a": 1.5, "b": [-0.0, 1.0]}),
-        (Decimal("1.10"), Decimal("1.1")),
+        (1, 1.0, "1"),
+        (10**20, 1e20, Decimal(10**20)),
+        ({"b": (0.0, 1), "a": 1.50}, {"a": 1.5, "b": [-0.0, 1.0]}, {}),
+        (Decimal("1.10"), Decimal("1.1"), 1.1),
         (
             datetime(2024, 2, 29, 1, tzinfo=UTC),
             datetime(2024, 2, 28, 20, tzinfo=timezone(timedelta(hours=-5))),
+            "2024-02-29",
         ),
+        (None, None, "None"),
+        ([1], [1.0], "[1]"),
     ],
 )
 def test_fingerprints_of_equal_values(
-    decorated: Decorate, runs: list[Order], one: Any, same: Any
+    decorated: Decorate, runs: list[Order], one: Any, same: Any, other: Any
 ) -> None:
-    """A repetition that writes a number otherwise, or an instant in another zone, is the same."""
+    """A repetition that writes a number otherwise, or an instant in another zone, is the same; of
+    different types none are. None is a fingerprint like any other.
+    """
     charge = decorated(runs.append, fingerprint=lambda order: order.amount)
     charge(Order(amount=one))
     charge(Order(amount=same))
     assert len(runs) == 1
     with pytest.raises(MismatchError):
-        charge(Order(amount="other"))
+        charge(Order(amount=other))
 
 
 def test_fingerprint_of_all_arguments(decorated: Decorate) -> None:
@@ -253,27 +241,6 @@ def test_tries_are_spent(decorated: Decorate, ledger: Ledger, key: Key) -> None:
         charge(Order())
 
 
-@pytest.mark.usefixtures("hurried")
-def test_error_whose_recording_fails(
-    decorated: Decorate,
-    meddling: MeddlingStore,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """An error is raised as it was, also when it cannot be recorded; that is logged."""
-    error = ValueError("no address")
-
-    def charge(order: Order) -> None:
-        meddling.meddle = away
-        raise error
-
-    with pytest.raises(ValueError, match="no address") as caught:
-        decorated(charge)(Order())
-    assert caught.value is error
-    assert "storing_failed" in events_in(caplog)
-    # With its reason: no place in a program is at fault.
-    assert not any(record.exc_info for record in caplog.records)
-
-
 def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: list[Order]) -> None:
     """When the store cannot be reached the call raises StoreUnavailable, and nothing runs."""
     meddling.meddle = away
@@ -283,26 +250,36 @@ def test_store_away_before(decorated: Decorate, meddling: MeddlingStore, runs: l
 
 
 @pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("error", [None, ValueError("no address")])
 def test_store_away_after(
     decorated: Decorate,
-    ledger: Ledger,
     meddling: MeddlingStore,
     clock: ManualClock,
-    key: Key,
     caplog: pytest.LogCaptureFixture,
+    error: ValueError | None,
 ) -> None:
-    """When it cannot be completed the result is returned all the same; it is in doubt later."""
+    """When its end cannot be recorded the result is returned all the same, and an error is raised
+    as it was; that is logged. It is in doubt later.
+    """
 
     def charge(order: Order) -> str:
         meddling.meddle = away
+        if error:
+            raise error
         return "charged"
 
-    policy = Policy(on_in_doubt="hold")
-    charged = decorated(charge, policy=policy)
-    assert charged(Order()) == "charged"
+    charged = decorated(charge, policy=Policy(on_in_doubt="hold"))
+    if error is None:
+        assert charged(Order()) == "charged"
+    else:
+        with pytest.raises(ValueError, match="no address") as caught:
+            charged(Order())
+        assert caught.value is error
     assert "storing_failed" in events_in(caplog)
+    # With its reason: no place in a program is at fault.
+    assert not any(record.exc_info for record in caplog.records)
     meddling.meddle = lambda: None
-    with pytest.raises(BusyError):
+    with pytest.raises(BusyError, match="abc-123"):
         charged(Order())
     clock.advance(301)
     with pytest.raises(InDoubtError):

@@ -79,21 +79,18 @@ def test_probe(
 # ---- A missing id ------------------------------------------------------------------------------
 
 
-def test_missing_id_by_content(handler: Make, runs: list[str]) -> None:
-    """Under "fingerprint" the body is what a message without an id is known by."""
-    handle = handler(policy=Policy(on_missing_id="fingerprint"))
+@pytest.mark.parametrize(("how", "count", "known"), [("fingerprint", 2, 2), ("untracked", 3, 0)])
+def test_missing_id(
+    handler: Make, ledger: Ledger, runs: list[str], how: Any, count: int, known: int
+) -> None:
+    """Under "fingerprint" the body is what a message without an id is known by; under "untracked"
+    it runs whenever it comes, and the ledger hears nothing of it.
+    """
+    handle = handler(policy=Policy(on_missing_id=how))
     for body in (b"one", b"one", b"two"):
         handle(Message("", body))
-    assert runs == ["", ""]
-
-
-def test_missing_id_untracked(handler: Make, ledger: Ledger, runs: list[str]) -> None:
-    """Under "untracked" it runs whenever it comes, and the ledger hears nothing of it."""
-    handle = handler(policy=Policy(on_missing_id="untracked"))
-    for _ in range(2):
-        handle(Message("", b"one"))
-    assert runs == ["", ""]
-    assert ledger.counts() == {}
+    assert runs == [""] * count
+    assert sum(ledger.counts().values()) == known
 
 
 # ---- Age ---------------------------------------------------------------------------------------

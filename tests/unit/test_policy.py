@@ -74,17 +74,12 @@ def test_negative_durations(retention: timedelta | float) -> None:
         Policy(retention=retention)
 
 
-@pytest.mark.parametrize(
-    "lease", ["0s", "0ms", 0, timedelta(0), timedelta(seconds=-5), "", "never"]
-)
-def test_bad_leases(lease: Any) -> None:
-    """A lease of zero, a negative one, or what is not a duration, is refused by name."""
-    with pytest.raises(ConfigError, match="lease"):
-        Policy(lease=lease)
-
-
 def test_defaults() -> None:
-    """The defaults are those that the documentation promises."""
+    """The defaults are those that the documentation promises. A policy is made once: it can be
+    shared, also as a default argument.
+    """
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Policy().tries = 7  # type: ignore[misc]
     assert dataclasses.asdict(Policy()) == {
         "on_failed": "retry",
         "tries": 5,
@@ -105,14 +100,9 @@ def test_defaults() -> None:
     assert tuple(dataclasses.asdict(Policy())) == POLICY_FIELDS
 
 
-def test_last_delay_repeats() -> None:
-    """After each attempt comes the next delay; the last one repeats."""
-    policy = Policy()
-    assert [policy.delay_s(attempts) for attempts in (1, 2, 3, 4, 99)] == [30, 120, 300, 300, 300]
-
-
-def test_single_delay() -> None:
-    """One delay may stand alone, and repeats from the start."""
+def test_delays() -> None:
+    """After each attempt comes the next delay; the last one repeats, as one that stands alone."""
+    assert [Policy().delay_s(attempts) for attempts in (1, 2, 3, 4, 99)] == [30, 120, 300, 300, 300]
     assert Policy(backoff="10s").delay_s(3) == 10
     assert Policy(backoff=timedelta(seconds=7)).delay_s(1) == 7
     assert Policy(backoff=2.5).delay_s(3) == 2.5
@@ -144,18 +134,14 @@ def test_unknown_choices(name: str) -> None:
         ("backoff", [True]),
         ("backoff", ["30s", "later"]),
         ("retention", "for ever"),
+        *(("lease", lease) for lease in ("0s", "0ms", 0, timedelta(0), timedelta(seconds=-5), "")),
+        ("lease", "never"),
     ],
 )
 def test_bad_fields(name: str, value: Any) -> None:
     """A wrong value is refused when the policy is made, by the name of its field."""
     with pytest.raises(ConfigError, match=f"^{name}: "):
         Policy(**{name: value})
-
-
-def test_policies_do_not_change() -> None:
-    """A policy is made once: it can be shared, also as a default argument."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Policy().tries = 7  # type: ignore[misc]
 
 
 def test_presets() -> None:

@@ -32,13 +32,14 @@ MADE_HERE = {
 }
 """Classes that users are given, and do not make."""
 OURS = {
-    "Ask",
+    "Acquire",
     "Case",
     "Held",
     "LedgerCalls",
     "SyncDriver",
     "LedgerObserver",
     "RelayObserver",
+    "Suspect",
     "Unclaimed",
     "Write",
 }

@@ -56,8 +56,12 @@ def by_consumer(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("use", [by_once, by_service, by_barrier, by_consumer])
 def test_it_is_told(use: Callable[[Ledger], None]) -> None:
-    """Whoever uses a policy tells the ledger for how long it keeps the consumer's records."""
+    """Whoever uses a policy tells the ledger for how long it keeps the consumer's records. Who asks
+    for claims has it for these claims alone.
+    """
     ledger = open_ledger("memory://")
+    ledger.claim(oncely.Key("billing", "bare"), policy=POLICY)
+    assert ledger.retentions() == {}
     use(ledger)
     assert ledger.retentions() == KEPT
 
@@ -81,13 +85,6 @@ def test_it_is_told_outside_of_transactions(sql: Sql) -> None:
     handle(1)
     asyncio.run(handle_async(1))
     assert sql.ledger.retentions() == {**KEPT, "mailing": KEPT["billing"]}
-
-
-def test_bare_claims_tell_nothing() -> None:
-    """Who asks for claims has a policy for these claims alone."""
-    ledger = open_ledger("memory://")
-    ledger.claim(oncely.Key("billing", "1"), policy=POLICY)
-    assert ledger.retentions() == {}
 
 
 def test_it_cannot_be_told_now(

@@ -9,10 +9,11 @@ import pytest
 from oncely.core import commands, rules
 from oncely.core.change import Change
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     Busy,
     Cancel,
     Command,
+    Company,
     Complete,
     Confirm,
     CountDelivery,
@@ -34,6 +35,7 @@ from oncely.core.commands import (
     Release,
     Reset,
     RunNow,
+    Suspect,
     TooOld,
     Waiting,
     Written,
@@ -75,7 +77,7 @@ STORED: dict[Standing, Record | None] = {
 FORMER = BASE._replace(state=State.FAILED, attempts=1, fence=2, lease_until=None, version=BIRTH + 3)
 CLAIM = claim_of(BASE, FORMER)
 
-ASK = Ask(KEY, Policy(), lease_s=5.0, token=9, fingerprint="one", metadata={"tenant": "b"})
+ASK = Acquire(KEY, Policy(), lease_s=5.0, token=9, fingerprint="one", metadata={"tenant": "b"})
 CONFIRM = Confirm(CLAIM)
 MARK = MarkHandled(CLAIM, "first")
 COMPLETE = Complete(CLAIM, "new")
@@ -95,7 +97,7 @@ FORGET = Forget(KEY)
 def replace(command: C, **fields: Any) -> C:
     """The command with other fields."""
     other: Any = command
-    is_tuple = isinstance(command, Ask)
+    is_tuple = isinstance(command, Acquire)
     changed: C = other._replace(**fields) if is_tuple else dataclasses.replace(other, **fields)
     return changed
 
@@ -153,6 +155,8 @@ AGAIN = then(State.PROCESSING, attempts=3, fence=4, lease_until=17.0, version=DR
 SEND = then(fence=4, duplicates=1, version=DRAWN)
 """Granted for sending: no attempt, and no lease; one more delivery that does not run."""
 SPENT = {"tenant": "a", "error": "gave up after 2 attempts"}
+DIED = {"tenant": "a", "error": "its worker died 2 times"}
+DIED1 = {"tenant": "a", "error": "its worker died once"}
 REBORN = (((BIRTH >> 24) + 1) << 24) + 5
 """A release begins a new birth: the claim that is given back fits nothing any more."""
 TAKEN_BACK = then(State.FAILED, attempts=1, lease_until=None, version=REBORN)
@@ -300,17 +304,17 @@ CELLS: list[Row] = [
 ]
 
 
-def under(finding: Finding | None = None, **policy: Any) -> Ask:
+def under(finding: Finding | None = None, **policy: Any) -> Acquire:
     """The same question under another policy."""
     return replace(ASK, policy=Policy(**policy), finding=finding)
 
 
-def probed(finding: Finding | None) -> Ask:
+def probed(finding: Finding | None) -> Acquire:
     """The same question where a probe is the policy, and has found this out."""
     return under(finding, on_in_doubt=lambda message: "unknown")
 
 
-def about(finding: Finding, fence: int) -> Ask:
+def about(finding: Finding, fence: int) -> Acquire:
     """The same where the probe was asked about the claim with that fence."""
     return replace(probed(finding), found_at=fence)
 
@@ -356,7 +360,7 @@ POLICIES: list[Row] = [
     # Tries: attempts are counted when granted, so what kills its worker is limited too.
     (FAILED,    under(tries=3),                    12,  Granted,   AGAIN),
     (FAILED,    under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
-    (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": SPENT}),
+    (IN_DOUBT,  under(tries=2),                    12,  Exhausted, {**GIVEN_UP, "metadata": DIED}),
     (HANDLED,   under(tries=1),                    12,  Handled,   SEND),
     (COMPLETED, under(tries=1),                    12,  Duplicate, then(duplicates=1)),
     # Duplicates that most of all cost no write.
@@ -401,7 +405,7 @@ EARLIER = CLAIM._replace(version=(6 << 24) + 4)
 """The claim whose release began the record's birth."""
 
 
-def own(**policy: Any) -> Ask:
+def own(**policy: Any) -> Acquire:
     """The same asking under another policy."""
     return replace(OWN, policy=Policy(**policy))
 
@@ -428,8 +432,59 @@ REPETITIONS: list[Row] = [
     (ABSENT,    Release(FIRST),                    12,  Written,   GONE),
     (ABSENT,    RELEASE,                           12,  Fenced,    SAME),
 ]
+
+WINDOW, AGAIN_HERE, ALONE = (
+    replace(ASK, company=each) for each in (Company.WINDOW, Company.AGAIN, Company.ALONE)
+)
+MARKED = then(**{**AGAIN, "metadata": {"tenant": "a", "claimed_alone": 4}})
+"""Granted alone: its death will cost an attempt."""
+
+
+
+def in_window(ask: Acquire) -> Acquire:
+    """The same, asked together with others."""
+    return replace(ask, company=Company.WINDOW)
+
+
+def alone(ask: Acquire) -> Acquire:
+    """The same, while nothing else is at risk."""
+    return replace(ask, company=Company.ALONE)
+
+
+HOLD, ASIDE = under(on_in_doubt="hold"), under(on_in_doubt="dead_letter")
+ONCE_LEFT = {**MARKED, "attempts": 2}
+NEW_MARKED = NEW._replace(metadata={"tenant": "b", "claimed_alone": 1})
+
+COMPANIES: list[Row] = [
+    # stored    asked                              at   answered   then stored
+    # New, or failed: one that was delivered before may have killed a worker without a trace.
+    (ABSENT,    WINDOW,                            12,  Granted,   NEW),
+    (ABSENT,    AGAIN_HERE,                        12,  Suspect,   GONE),
+    (ABSENT,    ALONE,                             12,  Granted,   NEW_MARKED),
+    (FAILED,    WINDOW,                            12,  Granted,   AGAIN),
+    (FAILED,    AGAIN_HERE,                        12,  Suspect,   SAME),
+    (FAILED,    ALONE,                             12,  Granted,   MARKED),
+    # A claim that ran out may have killed its worker. In company that costs no attempt.
+    (IN_DOUBT,  WINDOW,                            12,  Suspect,   SAME),
+    (IN_DOUBT,  AGAIN_HERE,                        12,  Suspect,   SAME),
+    (IN_DOUBT,  ALONE,                             12,  Granted,   ONCE_LEFT),
+    (IN_DOUBT,  alone(under(tries=2)),             12,  Granted,   ONCE_LEFT),
+    (IN_DOUBT,  alone(under(tries=1)),             12,  Exhausted, {**GIVEN_UP, "metadata": DIED1}),
+    (IN_DOUBT,  in_window(probed(None)),           12,  Suspect,   SAME),
+    (IN_DOUBT,  alone(probed(None)),               12,  InDoubt,   SAME),
+    (IN_DOUBT,  alone(probed("not_happened")),     12,  Granted,   ONCE_LEFT),
+    (IN_DOUBT,  alone(probed("happened")),         12,  Duplicate, then(SENT, lease_until=None)),
+    (IN_DOUBT,  in_window(HOLD),                   12,  InDoubt,   SAME),
+    (IN_DOUBT,  alone(HOLD),                       12,  InDoubt,   SAME),
+    (IN_DOUBT,  in_window(ASIDE),                  12,  Exhausted, {**GIVEN_UP, "metadata": DOUBT}),
+    # All else is answered in any company.
+    *((HELD, command, 9, Busy, SAME) for command in (WINDOW, AGAIN_HERE, ALONE)),
+    *((HANDLED, command, 12, Handled, SEND) for command in (WINDOW, AGAIN_HERE, ALONE)),
+    *((EXHAUSTED, command, 12, Exhausted, SAME) for command in (WINDOW, AGAIN_HERE, ALONE)),
+    *((COMPLETED, c, 12, Duplicate, then(duplicates=1)) for c in (WINDOW, AGAIN_HERE, ALONE)),
+]
 # fmt: on
-ROWS = CELLS + POLICIES + REPETITIONS
+ROWS = CELLS + POLICIES + REPETITIONS + COMPANIES
 
 
 def _name(row: Row) -> str:
@@ -462,7 +517,7 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
     stored = STORED[stand]
     outcome, new, optional = decide(stored, command, at)
     if isinstance(outcome, Granted | Handled):
-        assert isinstance(command, Ask)
+        assert isinstance(command, Acquire)
         assert new is not None
         assert outcome.claim._replace(former=None) == claim_of(new)
         if command.token != BIRTH >> 24:
@@ -479,6 +534,107 @@ def test_answer_carries_what_is_stored(row: Row) -> None:
     assert optional is (stand is COMPLETED and is_counted)
 
 
+# fmt: off
+DEATHS: list[tuple[dict[str, Any], Policy, type[Outcome], int, str | None]] = [
+    # metadata             policy           answered   attempts  error
+    # The newest claim was made alone: its death costs an attempt, as no other does.
+    ({"claimed_alone": 3}, Policy(tries=3), Granted,   3,        None),
+    ({"claimed_alone": 3}, Policy(tries=2), Exhausted, 2,        "its worker died 2 times"),
+    # An earlier one was.
+    ({"claimed_alone": 2}, Policy(tries=3), Granted,   2,        None),
+    ({"claimed_alone": 2}, Policy(tries=2), Granted,   2,        None),
+    # It has also failed: not all of its attempts ended with a death.
+    ({"claimed_alone": 3, "error": "no"}, Policy(tries=2), Exhausted, 2,
+     "gave up after 2 attempts: nobody knows how the last one ended"),
+    # What a service that shares the table keeps there.
+    ({"claimed_alone": "yes"}, Policy(tries=2), Granted,   2,        None),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("metadata", "policy", "answered", "attempts", "error"), DEATHS)
+def test_a_death_costs_an_attempt_of_what_was_claimed_alone(
+    metadata: dict[str, Any],
+    policy: Policy,
+    answered: type[Outcome],
+    attempts: int,
+    error: str | None,
+) -> None:
+    """No other: nobody knows of a window's handlers which one has killed the worker."""
+    stored = BASE._replace(metadata=metadata)
+    outcome, new, _ = decide(stored, replace(ALONE, policy=policy), 12)
+    assert type(outcome) is answered
+    assert new is not None
+    assert new.attempts == attempts
+    if error is None:
+        assert new.metadata == {**metadata, "claimed_alone": 4}
+    else:
+        assert new.error == error
+
+
+def test_a_claim_alone_that_is_given_back_leaves_no_mark() -> None:
+    """The worker did not die: the next claim is counted as this one would have been."""
+    granted = decide(BASE, ALONE, 12)
+    assert isinstance(granted.outcome, Granted)
+    released = decide(granted.new, Release(granted.outcome.claim), 13).new
+    assert released is not None
+    assert (released.attempts, released.metadata) == (2, {"tenant": "a"})
+    again = decide(released, replace(ALONE, token=10), 14).new
+    assert again is not None
+    assert again.attempts == 2
+
+
+def test_a_claim_alone_that_is_given_back_forgets_no_death() -> None:
+    """What the worker before has died of, alone, costs an attempt all the same."""
+    dead = BASE._replace(metadata={"claimed_alone": 3, "claimed_ahead": 3})
+    ask = alone(under(on_in_doubt="hold", tries=3))
+    granted = decide(dead, ask, 12)
+    assert isinstance(granted.outcome, Granted)
+    released = decide(granted.new, Release(granted.outcome.claim), 13).new
+    assert released is not None
+    assert (released.attempts, released.fence) == (2, 4)
+    again = decide(released, replace(ask, token=20), 14).new
+    assert again is not None
+    assert (again.state, again.attempts) == (State.PROCESSING, 3)
+
+
+NO_RETRY = (HOLD, ASIDE, probed(None))
+
+
+@pytest.mark.parametrize("ask", NO_RETRY)
+def test_a_claim_ahead_of_its_transaction_leaves_no_doubt(ask: Acquire) -> None:
+    """The death of its worker has undone what the handler did: it runs again, whatever the policy
+    does with what is in doubt; and ends when its tries are spent.
+    """
+    ahead = replace(alone(ask), is_ahead=True)
+    stored = decide(None, ahead, 1).new
+    assert stored is not None
+    asked = replace(in_window(ask), token=10)
+    assert isinstance(decide(stored, asked, 12).outcome, Suspect)
+    second = decide(stored, replace(ahead, token=20), 12).new
+    assert second is not None
+    assert (second.state, second.attempts) == (State.PROCESSING, 2)
+    twice = Policy(on_in_doubt=ask.policy.on_in_doubt, tries=2)
+    last = decide(second, replace(ahead, policy=twice, token=30), 30).new
+    assert last is not None
+    assert (last.exhausted, last.error) == (True, "its worker died 2 times")
+
+
+@pytest.mark.parametrize("ask", NO_RETRY)
+def test_an_effect_that_may_be_committed_is_in_doubt(ask: Acquire) -> None:
+    """Whoever holds a claim ahead of its transaction, and does not know how that has ended, asks
+    again without one; and a later claim says nothing of an earlier one.
+    """
+    ahead = replace(alone(ask), is_ahead=True)
+    stored = decide(None, ahead, 1).new
+    unsure = decide(stored, alone(ask), 2).new
+    plain = decide(stored, replace(alone(probed("not_happened")), token=10), 12).new
+    for record in (unsure, plain and plain._replace(metadata={"claimed_ahead": 1})):
+        assert record is not None
+        outcome = decide(record, replace(alone(ask), token=20), 30).outcome
+        assert isinstance(outcome, InDoubt | Exhausted)
+
+
 def test_busy_tells_when_to_come_back() -> None:
     """Who finds a message busy is told when its lease runs out."""
     outcome = decide(STORED[HELD], ASK, 9).outcome
@@ -493,7 +649,7 @@ def test_every_cell_has_a_row() -> None:
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
     held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
     others = (Finish, CountDelivery, Reset, Happened, RunNow, Cancel, Forget)
-    assert set(cells) == set(product((Ask, *held, *others), Standing))
+    assert set(cells) == set(product((Acquire, *held, *others), Standing))
     assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {
         ABSENT
     }
@@ -751,7 +907,7 @@ WAITS = [
 
 
 @pytest.mark.parametrize(("ask", "at", "answered"), WAITS)
-def test_waits(ask: Ask, at: float, answered: type[Outcome]) -> None:
+def test_waits(ask: Acquire, at: float, answered: type[Outcome]) -> None:
     """What waits in the ledger runs when it is due, for who has taken it there, and for nobody
     else.
     """
@@ -790,7 +946,7 @@ TOO_OLD = [
 
 @pytest.mark.parametrize(("stored", "ask", "horizon", "answered"), TOO_OLD)
 def test_too_old(
-    stored: Standing | None, ask: Ask, horizon: float | None, answered: type[Outcome]
+    stored: Standing | None, ask: Acquire, horizon: float | None, answered: type[Outcome]
 ) -> None:
     """What was sent before the horizon is too old, where there is no record; and never else."""
     record = None if stored is None else STORED[stored]

@@ -281,16 +281,3 @@ def test_limit_of_one_handler(ledger: Ledger, key: Key) -> None:
         for _ in range(10_001):
             work.processing.send("a", b"")
     assert ledger.mailbox.deferred(key) == []
-
-
-# ---- claimed -----------------------------------------------------------------------------------
-
-
-def test_claimed_block(ledger: Ledger, key: Key) -> None:
-    """The block runs once; a duplicate is told so, and finds the result."""
-    with claimed(ledger, key, keep_result=True) as work:
-        assert work.is_new
-        work.result = "charged"
-    with claimed(ledger, key, keep_result=True) as work:
-        assert not work.is_new
-    assert work.result == "charged"

@@ -13,15 +13,15 @@ import pytest
 from tests.conditions import wait_until
 
 from oncely._util import pauses
-from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.supervising import Supervisor
+from oncely.consumer.report import ConsumerReport
+from oncely.consumer.supervisor import Supervisor
 from oncely.core.errors import ConfigError, OncelyError
 
 WORKER = """
 import fcntl, os, signal, sys, threading, time
 from pathlib import Path
-from oncely.consuming.lifeline import Lifeline
-from oncely.consuming.consumer_report import ConsumerReport
+from oncely.consumer.lifeline import Lifeline
+from oncely.consumer.report import ConsumerReport
 
 folder = Path(sys.argv[1])
 line = Lifeline(int(sys.argv[-1]))
@@ -145,7 +145,7 @@ def test_who_does_not_stop_is_killed(workers: Workers) -> None:
 
 SUPERVISOR = """
 import sys, threading
-from oncely.consuming.supervising import Supervisor
+from oncely.consumer.supervisor import Supervisor
 supervisor = Supervisor(sys.argv[1:], 2, drains=False, grace_s=60, tell=print)
 supervisor.run(threading.Event(), lambda report: None)
 """

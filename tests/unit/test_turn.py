@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from oncely.core.commands import Ask, Duplicate, Granted, Handled, InDoubt
+from oncely.core.commands import Acquire, Duplicate, Granted, Handled, InDoubt
 from oncely.core.control import Reject, Retry, Unrecoverable
 from oncely.core.errors import (
     BusyError,
@@ -41,7 +41,7 @@ KEY = Key("billing", "1")
 CLAIM = Claim(KEY, 1, 7, 1)
 RECORD = Record(KEY, State.COMPLETED, 1, 1, 7, 0.0, 0.0, result=42)
 POLICY = Policy()
-ASK = Ask(KEY, POLICY, 60.0, 7)
+ASK = Acquire(KEY, POLICY, 60.0, 7)
 
 EVENTS: dict[str, Callable[[Turn], object]] = {
     "asks": lambda turn: turn.asks(ASK),

@@ -282,16 +282,12 @@ def test_tokens_that_can_be_guessed(
 
 
 def test_port_that_is_taken(at: OnFile) -> None:
-    """Somebody else has the port: said in a line."""
+    """Somebody else has the port, or another machine the address: a line says what to change."""
     with served() as (_, said):
         [port] = re.findall(r":(\d+)/", said)
         ran = ran_here("web", "--port", port)
     assert ran.code == 2
     assert f"127.0.0.1:{port} cannot be had (Address already in use); name another" in ran.err
-
-
-def test_address_of_another_machine(at: OnFile) -> None:
-    """An address that this machine does not have: said in a line, with the option to change."""
     ran = ran_here("web", "--host", "192.0.2.1")
     assert ran.code == 2
     assert "192.0.2.1:8470 cannot be had (Cannot assign requested address)" in ran.err

@@ -13,7 +13,6 @@ from tests.records import granted, record_of
 from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
 from oncely import Key, Message, Relay, State
-from oncely.core.errors import StoreUnavailable
 from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.store import PutBack
@@ -304,25 +303,6 @@ def test_refused_messages(trouble: Trouble) -> None:
     done = operator.send(asking, "/unsent/change", why="sent by hand")
     assert "1 discarded" in text(done)
     assert trouble.ledger.mailbox.backlog().set_aside == 0
-
-
-def test_the_ledger_goes_away_in_the_middle(
-    filled: Trouble, operator: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page says how many were changed: nobody takes it that nothing was."""
-    page = operator.get("/in-doubt")
-    asking = operator.send(page, "/records/confirm", decision="happened", every="yes")
-    happened, turns = filled.ledger.happened, list[Key]()
-
-    def once(key: Key, **how: Any) -> None:
-        turns.append(key)
-        if len(turns) == 2:
-            raise StoreUnavailable("gone")
-        happened(key, **how)
-
-    monkeypatch.setattr(filled.ledger, "happened", once)
-    refused = text(operator.send(asking, "/records/change", 503, why="on the bill"))
-    assert "The ledger cannot be reached: gone; 1 of 2 were changed before that" in refused
 
 
 def test_a_change_that_is_not_in_the_audit(trouble: Trouble, tmp_path: Path) -> None:

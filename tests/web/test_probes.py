@@ -13,7 +13,7 @@ from oncely.core.activity import AuditEntry, Worker
 from oncely.core.errors import RefusedError, StoreUnavailable
 from oncely.core.record import Record
 from oncely.core.waiting import WaitingMessage
-from oncely.ops import probing
+from oncely.ops import decisions
 from oncely.stores.sql import SqlStore
 from oncely.web import dashboard
 from oncely.web.pages import record_changes
@@ -188,7 +188,7 @@ def test_a_probe_that_hangs(trouble: Trouble, monkeypatch: pytest.MonkeyPatch) -
 
     trouble.doubt("order-1", "order-2")
     monkeypatch.setattr(record_changes, "_PROBING_S", 0.0)
-    monkeypatch.setattr(probing, "_free", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(decisions, "_free", threading.BoundedSemaphore(1))
     found = ops.probe(trouble.ledger, record(trouble, "order-1"), hanging, by="anna", within=0.01)
     assert (found.finding, found.error) == ("unknown", "it has not answered within 0 s")
     with pytest.raises(RefusedError, match="have not come back yet"):

@@ -11,7 +11,7 @@ from tests.web.conftest import PAGES, SITE, Reader, Trouble, forms, text
 
 from oncely import Key, Ledger
 from oncely.web import dashboard
-from oncely.web.proxies import TrustedProxies
+from oncely.web.access import TrustedProxies
 from oncely.web.token_gate import TokenGate, token_holder
 
 TOKEN = "the-token-of-these-tests"

@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from oncely._util.event_log import EventLog
 from oncely.archive.layout import SCHEMA, Part, archive_at, bucket_of, date_of, parts, record_of
-from oncely.core.commands import Ask, Duplicate, Exhausted, Granted, Mismatch
+from oncely.core.commands import Acquire, Duplicate, Exhausted, Granted, Mismatch
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, State
@@ -186,7 +186,7 @@ def _rank(record: Record) -> tuple[bool, float]:
 def _answer(record: Record, old: Old, policy: Policy) -> Refusal | None:
     """What the rules answer to a claim of a message with that record; None where it may run."""
     key = Key(record.key.consumer, old.message_id)
-    ask = Ask(key, policy, policy.lease_s, _NOBODYS, fingerprint=old.fingerprint)
+    ask = Acquire(key, policy, policy.lease_s, _NOBODYS, fingerprint=old.fingerprint)
     # Nothing in the archive has a lease, so the time does not matter.
     outcome = decide(record, ask, now=record.last_seen).outcome
     match outcome:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options
 from oncely.cli.options import Note
-from oncely.cli.progress import Progress
 from oncely.cli.records import one_record
-from oncely.cli.terminal import agreed, put_json, say, tell_audit
+from oncely.cli.terminal import Progress, agreed, put_json, say, tell_audit
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 from oncely.core.state_words import RESETTABLE, STATES
 
 if TYPE_CHECKING:
-    from oncely.core.record import Record
+    from oncely.core.record import Key, Record
     from oncely.ledger.ledger import Ledger
 
 _NAMED = 3
@@ -62,7 +61,7 @@ def forget(filters: "ops.Selection", **typed: Any) -> int:
 def _change(
     verb: str,
     done: str,
-    change: "Callable[..., ops.Changed]",
+    change: "Callable[..., ops.Changed[Key]]",
     states: Sequence[str],
     *,
     ledger: "Ledger",
@@ -173,7 +172,7 @@ def cancel(
     return _told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
 
 
-def _told(changed: "ops.Changed", done: str, *, as_json: bool) -> int:
+def _told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
     """Report a change; return 1 where some was refused."""
     if as_json:
         put_json(_as_dict(changed, done))
@@ -183,7 +182,7 @@ def _told(changed: "ops.Changed", done: str, *, as_json: bool) -> int:
     return int(bool(changed.refused))
 
 
-def _tell(changed: "ops.Changed", done: str) -> None:
+def _tell(changed: "ops.Changed[Key]", done: str) -> None:
     why = f": {changed.why}" if changed.why else ""
     for key in changed.done:
         print(shown(f"{done} {key.message_id!r} ({key.consumer}) by {changed.by}{why}"))
@@ -193,7 +192,7 @@ def _tell(changed: "ops.Changed", done: str) -> None:
         say(f"{done} {len(changed.done):,}, refused {len(changed.refused):,}")
 
 
-def _as_dict(changed: "ops.Changed", done: str) -> dict[str, Any]:
+def _as_dict(changed: "ops.Changed[Key]", done: str) -> dict[str, Any]:
     return {
         done.replace(" ", "_"): [key._asdict() for key in changed.done],
         "refused": [{**key._asdict(), "reason": reason} for key, reason in changed.refused],

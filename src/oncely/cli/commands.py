@@ -9,21 +9,18 @@ from click.exceptions import Exit, NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
 from oncely.cli import options
-from oncely.cli.activity import activity, audit, runs, workers
 from oncely.cli.changes import cancel, forget, reset, run_now, settle
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
 from oncely.cli.init_command import init
+from oncely.cli.moving import bridge, relay
 from oncely.cli.options import Commands
 from oncely.cli.outbox import outbox, queue, waiting
 from oncely.cli.pipeline import pipeline
-from oncely.cli.purge import archive, purge
 from oncely.cli.records import list_records, show
-from oncely.cli.relay import relay
-from oncely.cli.report import report
-from oncely.cli.schema import check, migrate
-from oncely.cli.status import status
-from oncely.cli.web import web
+from oncely.cli.status import activity, audit, runs, status, workers
+from oncely.cli.upkeep import archive, check, migrate, purge
+from oncely.cli.web import report, web
 from oncely.core.errors import ConfigError
 
 COMPLETE_VARIABLE = "_ONCELY_COMPLETE"
@@ -44,7 +41,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 SECTIONS: Mapping[str, Sequence[click.Command]] = {
     "Get started": (init, migrate, completion),
-    "Run": (consume, relay, pipeline),
+    "Run": (consume, relay, bridge, pipeline),
     "Inspect": (
         *(status, activity, workers, list_records, show),
         *(waiting, queue, runs, audit, web, report),

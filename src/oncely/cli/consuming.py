@@ -15,13 +15,13 @@ from oncely.cli.consume import ConsumeOptions
 from oncely.cli.loading import loaded_consumer
 from oncely.cli.logs import logged, write_line
 from oncely.cli.monitoring import forget_dead, monitored, observed, shared_metrics
-from oncely.cli.progress import Progress
 from oncely.cli.tables import words
-from oncely.consumer import Consumer
-from oncely.consuming.consumer_report import ConsumerReport
-from oncely.consuming.health import Health, Pulse
-from oncely.consuming.lifeline import Lifeline
-from oncely.consuming.supervising import Supervisor
+from oncely.cli.terminal import Progress
+from oncely.consumer.consumer import Consumer
+from oncely.consumer.health import Health, Pulse
+from oncely.consumer.lifeline import Lifeline
+from oncely.consumer.report import ConsumerReport
+from oncely.consumer.supervisor import Supervisor
 from oncely.core.errors import ConfigError, OncelyError
 
 _log = EventLog(__name__)

@@ -17,7 +17,6 @@ import click
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.options import Note
-from oncely.cli.progress import Progress
 from oncely.cli.tables import (
     Cell,
     ago,
@@ -31,7 +30,7 @@ from oncely.cli.tables import (
     put_found,
     unbroken,
 )
-from oncely.cli.terminal import agreed, put_json, say, tell_changed
+from oncely.cli.terminal import Progress, agreed, put_json, say, tell_changed
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.shown import moment
 
@@ -213,7 +212,7 @@ def discard(
     what = f"discard {len(numbers):,} dead letters permanently"
     if len(numbers) > 1 and not yes and not agreed(what):
         if as_json:
-            nothing = ops.LettersChanged([], [], "", "")
+            nothing: ops.Changed[int] = ops.Changed([], [], "", "")
             tell_changed(nothing, "discarded", "dead letter", as_json=True)
         return 1
     with Progress() as progress:

@@ -13,7 +13,7 @@ from typing import Any
 import oncely
 from oncely.cli.opening import opened, opened_transport
 from oncely.cli.options import LedgerName
-from oncely.consumer import Consumer
+from oncely.consumer.consumer import Consumer
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Probe
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.cli.options import Running
-from oncely.consuming.health import Health
+from oncely.consumer.health import Health
 from oncely.core.errors import ConfigError, OncelyError, describe
 from oncely.ledger.ledger import Ledger
 

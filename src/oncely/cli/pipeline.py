@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oncely.cli import options, values
-from oncely.cli.progress import Progress
-from oncely.cli.terminal import put_json, say
+from oncely.cli.terminal import Progress, put_json, say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
 from oncely.stores.names import TABLE_NAME
@@ -15,8 +14,7 @@ from oncely.stores.names import TABLE_NAME
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from oncely.spark.sink.counts import Counts
-    from oncely.spark.spark_report import Report
+    from oncely.spark.sink.counts import Counts, Report
 
 
 @click.group("pipeline", cls=options.Commands, no_args_is_help=False)
@@ -98,18 +96,20 @@ def report_table(name: str, report: "Report") -> "Table":
     table = Table(title=Text(shown(name)), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("received", f"{counts.received:,}", end_section=True)
-    table.add_row("handled", f"{counts.handled:,}")
-    table.add_row("duplicates in the input", f"{counts.duplicates_input:,}")
-    table.add_row("duplicates already in the ledger", f"{counts.duplicates_ledger:,}")
-    for reason, count in sorted(counts.quarantined.items()):
+    reasons = {f"quarantined: {name}": count for name, count in sorted(counts.quarantined.items())}
+    rows = {
+        "received": counts.received,
+        "handled": counts.handled,
+        "duplicates in the input": counts.duplicates_input,
+        "duplicates already in the ledger": counts.duplicates_ledger,
+        **(reasons or {"quarantined": 0}),
+        "failed": counts.failed,
+        "in doubt": counts.in_doubt,
+        "waiting": counts.waiting,
+    }
+    for text, count in rows.items():
         # As text: a handler's words are not markup.
-        table.add_row(Text(shown(f"quarantined: {reason}")), f"{count:,}")
-    if not counts.quarantined:
-        table.add_row("quarantined", "0")
-    table.add_row("failed", f"{counts.failed:,}")
-    table.add_row("in doubt", f"{counts.in_doubt:,}")
-    table.add_row("waiting", f"{counts.waiting:,}", end_section=True)
+        table.add_row(Text(shown(text)), f"{count:,}", end_section=text in ("received", "waiting"))
     table.add_row("seconds", f"{report.seconds:.1f}")
     table.add_row("messages/s", f"{counts.received / max(report.seconds, 0.001):,.0f}")
     return table

@@ -21,7 +21,7 @@ from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName
 from oncely.core.errors import ConfigError
 from oncely.web import ProxyAuth, dashboard
-from oncely.web.proxies import THIS_MACHINE, TrustedProxies
+from oncely.web.access import THIS_MACHINE, TrustedProxies
 from oncely.web.token_gate import FIELD, TokenGate, token_holder
 
 _VARIABLE = "ONCELY_WEB_TOKEN"

@@ -1,9 +1,9 @@
 """Cases: commands that stand alike, so that the rules are asked once and answer for all.
 
-Some commands are answered before their records are read: an Ask for a message of which no record is
-known, and a command of a claim whose record is believed to be as the claim last saw it. The rules
-are asked about the first of a case. The others get the same answer, with what is their own in it.
-A batch has thousands of them, so little is done for each.
+Some commands are answered before their records are read: an Acquire for a message of which no
+record is known, and a command of a claim whose record is believed to be as the claim last saw it.
+The rules are asked about the first of a case. The others get the same answer, with what is their
+own in it. A batch has thousands of them, so little is done for each.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, cast
 
 from oncely.core.change import Change, at_time
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     Command,
+    Company,
     Complete,
     Extend,
     Fail,
@@ -73,8 +74,10 @@ def terms_of(command: Command, horizon: float | None) -> Hashable:
     """What the answer to a command depends on before its record is read; None where it cannot be
     answered then.
     """
-    if isinstance(command, Ask):
-        return Ask, command.lease_s, horizon is not None and is_too_old(command, horizon)
+    if isinstance(command, Acquire):
+        if command.is_ahead or command.company in (Company.AGAIN, Company.ALONE):
+            return None
+        return Acquire, command.lease_s, horizon is not None and is_too_old(command, horizon)
     if not isinstance(command, Held):
         return None
     kind, claim = type(command), command.claim
@@ -105,8 +108,8 @@ def case_of(change: Change, commands: Sequence[Command]) -> Case:
         if isinstance(command, Held):
             return Case(change, (), [(command.claim.key, command.claim.version, change.version)])
         return Case(change, (), [(command.key, None, change.version)])
-    if isinstance(commands[0], Ask):
-        return _case_of_asks(change, cast(Sequence[Ask], commands))
+    if isinstance(commands[0], Acquire):
+        return _case_of_asks(change, cast(Sequence[Acquire], commands))
     held: Any = commands
     claims = [command.claim for command in held]
     versions = [claim.version for claim in claims]
@@ -121,7 +124,7 @@ def case_of(change: Change, commands: Sequence[Command]) -> Case:
     return Case(change, own, [*zip(*columns, strict=True)])
 
 
-def _case_of_asks(change: Change, asks: Sequence[Ask]) -> Case:
+def _case_of_asks(change: Change, asks: Sequence[Acquire]) -> Case:
     keys = [ask.key for ask in asks]
     drawn = [(ask.token, ask.count_from) for ask in asks]
     versions: Iterable[int] = repeat(change.version)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -14,7 +15,24 @@ from oncely.core.record import Claim, Key, Record
 # ---- What can be asked -------------------------------------------------------------------------
 
 
-class Ask(NamedTuple):
+class Company(Enum):
+    """What else is at risk in the process of whoever asks for a message, should its handler kill
+    that process.
+    """
+
+    NONE = auto()
+    """Nothing that the rules know of: each death costs the message an attempt."""
+    WINDOW = auto()
+    """The others of a window. A message that may have killed a worker is not granted."""
+    AGAIN = auto()
+    """The same, and the message was delivered before: its handler may have begun in a transaction,
+    which leaves no record."""
+    ALONE = auto()
+    """Nothing: the message may have killed a worker. Only deaths of claims like this one cost it an
+    attempt."""
+
+
+class Acquire(NamedTuple):
     """Ask for a claim."""
 
     key: Key
@@ -36,6 +54,10 @@ class Ask(NamedTuple):
     """When the message was sent, in seconds since 1970; None where that is not known."""
     is_taken: bool = False
     """Whether it is for a message that waited in the ledger, and was taken from there."""
+    company: Company = Company.NONE
+    is_ahead: bool = False
+    """Whether it is committed before the transaction of its handler begins. Where the worker dies,
+    that is rolled back: the effect has not happened, and the message is not in doubt."""
 
 
 @dataclass(slots=True)
@@ -156,7 +178,7 @@ class Forget(Unclaimed):
     """The one that the operator has seen; None for any."""
 
 
-Command = Ask | Held | Unclaimed
+Command = Acquire | Held | Unclaimed
 """Each has the key of its record."""
 
 # ---- What is answered --------------------------------------------------------------------------
@@ -261,8 +283,16 @@ class Refused:
     record: Record | None
 
 
+@dataclass(slots=True)
+class Suspect:
+    """The message may have killed a worker: it is to be asked for alone."""
+
+    record: Record | None
+
+
 ClaimOutcome = (
     Granted | Handled | Duplicate | Busy | Waiting | Exhausted | InDoubt | Mismatch | TooOld
 )
 WriteOutcome = Written | Fenced
-Outcome = ClaimOutcome | WriteOutcome | Refused
+Outcome = ClaimOutcome | Suspect | WriteOutcome | Refused
+"""A Suspect is answered to windows alone."""

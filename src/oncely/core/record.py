@@ -74,7 +74,8 @@ class Record(NamedTuple):
     key: Key
     state: State
     attempts: int
-    """Handler runs granted so far, including those that never ended."""
+    """Handler runs granted so far, including those that never ended: but not those of a worker that
+    has died and had claimed the message together with others."""
     fence: int
     """Grows with every granted claim; only the holder of the newest may write."""
     first_seen: float

@@ -6,7 +6,7 @@ carries a claim reaches the table only when the claim is the newest of the recor
 answer is Fenced.
 
 Whoever did not receive the answer to a command may repeat the command, and gets the same answer: an
-Ask by its token (`REPEATED`, below the table), a claim's command by what it has stored.
+Acquire by its token (`REPEATED`, below the table), a claim's command by what it has stored.
 
     standing    the record is
     ABSENT      not there
@@ -21,14 +21,15 @@ Ask by its token (`REPEATED`, below the table), a claim's command by what it has
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from oncely.core.change import REMOVAL, Change, Removal
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     Busy,
     Cancel,
     Command,
+    Company,
     Complete,
     Confirm,
     CountDelivery,
@@ -51,6 +52,7 @@ from oncely.core.commands import (
     Release,
     Reset,
     RunNow,
+    Suspect,
     TooOld,
     Waiting,
     Written,
@@ -119,7 +121,7 @@ def decide(
     if isinstance(command, Held):
         if not is_newest(command.claim, record):
             return _after_another(record, command)
-    elif isinstance(command, Ask):
+    elif isinstance(command, Acquire):
         if record is None:
             if horizon is not None and is_too_old(command, horizon):
                 return Decision(TooOld(horizon, command.key))
@@ -152,7 +154,7 @@ def _birth_after(birth: int) -> int:
     return birth_of(birth + 1)
 
 
-def _differs(record: Record, ask: Ask) -> bool:
+def _differs(record: Record, ask: Acquire) -> bool:
     return (
         ask.policy.on_mismatch != "ignore"
         and ask.fingerprint is not None
@@ -164,13 +166,13 @@ def _differs(record: Record, ask: Ask) -> bool:
 def depends_on_horizon(command: Command) -> bool:
     """Whether the answer, where there is no record, depends on what was forgotten."""
     return (
-        isinstance(command, Ask)
+        isinstance(command, Acquire)
         and command.sent_at is not None
         and command.policy.on_too_old != "run"
     )
 
 
-def is_too_old(ask: Ask, horizon: float) -> bool:
+def is_too_old(ask: Acquire, horizon: float) -> bool:
     """Whether a message that has no record may have been forgotten, and does not run."""
     return depends_on_horizon(ask) and ask.sent_at is not None and ask.sent_at < horizon
 
@@ -178,43 +180,74 @@ def is_too_old(ask: Ask, horizon: float) -> bool:
 # ---- Rules for asking --------------------------------------------------------------------------
 
 
-def _grant_first(_: None, ask: Ask, __: float) -> Decision:
-    version = version_of(ask.token, ask.count_from)
-    return Decision(
-        Granted(Claim(ask.key, 1, version, 1, metadata=ask.metadata)),
-        Change(
-            version,
-            {
-                "state": State.PROCESSING,
-                "attempts": 1,
-                "fence": 1,
-                "lease_s": ask.lease_s,
-                "metadata": ask.metadata,
-                "fingerprint": ask.fingerprint,
-            },
-        ),
-    )
+def _grant_first(_: None, ask: Acquire, __: float) -> Decision:
+    if ask.company is Company.AGAIN:
+        return Decision(Suspect(None))
+    change = first_change(ask)
+    claim = Claim(ask.key, 1, change.version, 1, metadata=change.fields["metadata"])
+    return Decision(Granted(claim), change)
 
 
-def _grant_again(record: Record, ask: Ask, now: float) -> Decision:
-    # A message that kills its worker never reaches Fail: attempts are counted and limited here.
+def _grant_again(record: Record, ask: Acquire, now: float) -> Decision:
     if ask.policy.is_spent(record.attempts):
         return _exhaust(record, ask, f"gave up after {record.attempts} attempts", now)
+    return _grant(record, ask, record.attempts + 1, now)
+
+
+def _grant_after_death(record: Record, ask: Acquire, now: float) -> Decision:
+    # A message that kills its worker never reaches Fail: attempts are counted and limited here. Of
+    # claims in company, nobody knows which handler has killed the worker.
+    costs = ask.company is not Company.ALONE or _is_marked(record, _ALONE)
+    spent = record.attempts if costs else record.attempts - 1
+    if not ask.policy.is_spent(spent):
+        return _grant(record, ask, spent + 1, now)
+    how = f"its worker died {'once' if spent == 1 else f'{spent} times'}"
+    if record.error is not None:
+        how = f"gave up after {spent} attempts: nobody knows how the last one ended"
+    return _exhaust(record, ask, how, now)
+
+
+def _grant(record: Record, ask: Acquire, attempts: int, now: float) -> Decision:
     change = Change(
         version_of(ask.token, record.version + 1),
         {
             "state": State.PROCESSING,
-            "attempts": record.attempts + 1,
+            "attempts": attempts,
             "fence": record.fence + 1,
             "lease_s": ask.lease_s,
             "fingerprint": record.fingerprint or ask.fingerprint,
         },
     )
+    if ask.is_ahead or ask.company is Company.ALONE:
+        change = change.but(metadata=_marked(record.metadata, ask, record.fence + 1))
     return Decision(Granted(claim_of(change.to(record, now), record)), change)
 
 
-def _grant_the_same(record: Record, ask: Ask, now: float) -> Decision:
+_ALONE = "claimed_alone"
+"""In metadata: the fence of the last claim that was made alone."""
+_AHEAD = "claimed_ahead"
+"""The same of a claim that was committed before the transaction of its handler began."""
+
+
+def _marked(
+    metadata: Mapping[str, Any] | None, ask: Acquire, fence: int
+) -> Mapping[str, Any] | None:
+    """Metadata with how the claim with that fence was made."""
+    if ask.company is Company.ALONE:
+        metadata = {**(metadata or {}), _ALONE: fence}
+    return {**(metadata or {}), _AHEAD: fence} if ask.is_ahead else metadata
+
+
+def _is_marked(record: Record, mark: str) -> bool:
+    """Whether the newest claim was made so."""
+    return record.metadata is not None and record.metadata.get(mark) == record.fence
+
+
+def _grant_the_same(record: Record, ask: Acquire, now: float) -> Decision:
     change = Change(record.version + 1, {"lease_s": ask.lease_s})
+    if _is_marked(record, _AHEAD) and not ask.is_ahead:
+        # What its handler did may be committed after all.
+        change = change.but(metadata={**(record.metadata or {}), _AHEAD: None})
     before = _before_claim(record, ask.policy, now)
     return Decision(Granted(claim_of(change.to(record, now), before)), change)
 
@@ -230,7 +263,7 @@ def _before_claim(record: Record, policy: Policy, now: float) -> Record | None:
     return before._replace(state=State.FAILED, lease_until=None) if had_failed else before
 
 
-def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
+def _grant_sending(record: Record, ask: Acquire, now: float) -> Decision:
     # No attempt is counted: the handler does not run again. There is no lease either: whoever
     # sends takes the deferred messages one by one.
     change = Change(
@@ -241,11 +274,11 @@ def _grant_sending(record: Record, ask: Ask, now: float) -> Decision:
     return Decision(Handled(claim_of(new, record), new), change)
 
 
-def _send_the_same(record: Record, _: Ask, __: float) -> Decision:
+def _send_the_same(record: Record, _: Acquire, __: float) -> Decision:
     return Decision(Handled(claim_of(record, record), record))
 
 
-def _busy(record: Record, ask: Ask, _: float) -> Decision:
+def _busy(record: Record, ask: Acquire, _: float) -> Decision:
     # A message that waited in the ledger is the only copy left: if it were dropped here and the
     # other worker died, the message would be lost.
     if ask.policy.on_busy == "discard" and not ask.is_taken:
@@ -257,18 +290,29 @@ def while_locked(record: Record | None, command: Command, now: float) -> Busy | 
     """The answer to a command that is not carried out because another transaction holds the key;
     None where the command has no such answer.
     """
-    if not isinstance(command, Ask):
+    if not isinstance(command, Acquire):
         return None
     # What the transaction writes is not visible yet: only that the message is being processed.
     return Busy(record or first_change(command).but(lease_s=None).to_new(command.key, now), None)
 
 
-def first_change(ask: Ask) -> Change:
-    """What a first claim writes, which is always granted."""
-    return cast(Change, _grant_first(None, ask, 0.0).change)
+def first_change(ask: Acquire) -> Change:
+    """What a first claim writes."""
+    is_marked = ask.is_ahead or ask.company is Company.ALONE
+    return Change(
+        version_of(ask.token, ask.count_from),
+        {
+            "state": State.PROCESSING,
+            "attempts": 1,
+            "fence": 1,
+            "lease_s": ask.lease_s,
+            "metadata": _marked(ask.metadata, ask, 1) if is_marked else ask.metadata,
+            "fingerprint": ask.fingerprint,
+        },
+    )
 
 
-def first_completion(ask: Ask) -> Change:
+def first_completion(ask: Acquire) -> Change:
     """What a first claim and its completion write, where both are stored at once."""
     claimed = first_change(ask)
     done = completion(claimed.version)
@@ -288,7 +332,7 @@ def spared_s(policy: Policy) -> float:
     return min(_DAY_S, policy.retention_s / _SMALL_PART)
 
 
-def _duplicate(record: Record, ask: Ask, now: float) -> Decision:
+def _duplicate(record: Record, ask: Acquire, now: float) -> Decision:
     spared = spared_s(ask.policy)
     # In a transaction `now` is when it began: a record that it waited for may have been seen later.
     if spared and now - record.last_seen < spared:
@@ -297,19 +341,19 @@ def _duplicate(record: Record, ask: Ask, now: float) -> Decision:
     return Decision(Duplicate(record), counted, optional=True)
 
 
-def _same_duplicate(record: Record, _: Ask, __: float) -> Decision:
+def _same_duplicate(record: Record, _: Acquire, __: float) -> Decision:
     return Decision(Duplicate(record))
 
 
-def _exhausted(record: Record, _: Ask, __: float) -> Decision:
+def _exhausted(record: Record, _: Acquire, __: float) -> Decision:
     return Decision(Exhausted(record))
 
 
-def _same_exhausted(record: Record, _: Ask, __: float) -> Decision:
+def _same_exhausted(record: Record, _: Acquire, __: float) -> Decision:
     return Decision(Exhausted(record, is_first=True))
 
 
-def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
+def _ask_after_failure(record: Record, ask: Acquire, now: float) -> Decision:
     due = record.lease_until
     if due is not None and not (ask.is_taken and due <= now):
         # The worker that takes it from the ledger when it is due runs it. This delivery is another
@@ -317,6 +361,8 @@ def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
         return Decision(Waiting(record, due))
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
+        case "retry" if ask.company is Company.AGAIN:
+            return Decision(Suspect(record))
         case "retry":
             return _grant_again(record, ask, now)
         case "skip":
@@ -325,31 +371,33 @@ def _ask_after_failure(record: Record, ask: Ask, now: float) -> Decision:
             return _exhaust(record, ask, None, now)
 
 
-def _after_doubt(record: Record, ask: Ask, now: float) -> Decision:
-    match ask.policy.on_in_doubt:
-        case "retry":
-            return _grant_again(record, ask, now)
+def _after_doubt(record: Record, ask: Acquire, now: float) -> Decision:
+    match "retry" if _is_marked(record, _AHEAD) else ask.policy.on_in_doubt:
         case "hold":
             return Decision(InDoubt(record))
         case "dead_letter":
             return _exhaust(record, ask, "in doubt: a claim ran out", now)
+        case _ if ask.company in (Company.WINDOW, Company.AGAIN):
+            return Decision(Suspect(record))
+        case "retry":
+            return _grant_after_death(record, ask, now)
         case _:
             return _after_probe(record, ask, now)
 
 
-def _after_probe(record: Record, ask: Ask, now: float) -> Decision:
+def _after_probe(record: Record, ask: Acquire, now: float) -> Decision:
     # Since the probe was asked, another worker may have claimed the message and died as well.
     match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
             change = completion(record.version)
             return Decision(Duplicate(change.to(record, now)), change)
         case "not_happened":
-            return _grant_again(record, ask, now)
+            return _grant_after_death(record, ask, now)
         case _:
             return Decision(InDoubt(record))
 
 
-def _exhaust(record: Record, ask: Ask, error: str | None, now: float) -> Decision:
+def _exhaust(record: Record, ask: Acquire, error: str | None, now: float) -> Decision:
     # The birth is the asker's token: if it asks again, it is told again that it is the first.
     version = version_of(ask.token, record.version + 1)
     change = _failure(record, error, exhausted=True).but(version)
@@ -402,12 +450,18 @@ def _release(record: Record, release: Release, _: float) -> Decision:
             "lease_s": None if former.lease_until is None else 0.0,
             "exhausted": former.exhausted,
             "duplicates": former.duplicates,
-            "metadata": former.metadata,
+            "metadata": _with_marks_of(former, record.fence),
             "result": former.result,
             "fingerprint": former.fingerprint,
         },
     )
     return _written(change)
+
+
+def _with_marks_of(former: Record, fence: int) -> Mapping[str, Any] | None:
+    """Its metadata, where the claim before is the one with that fence from now on."""
+    marks = {mark: fence for mark in (_ALONE, _AHEAD) if _is_marked(former, mark)}
+    return {**(former.metadata or {}), **marks} if marks else former.metadata
 
 
 def _extend(record: Record, extend: Extend, _: float) -> Decision:
@@ -568,7 +622,7 @@ def _row(*rules: _Rule) -> Sequence[_Rule]:
 # fmt: off
 TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     #                   ABSENT        HELD             IN_DOUBT       HANDLED         FAILED          EXHAUSTED   COMPLETED
-    Ask:           _row(_grant_first, _busy,           _after_doubt,  _grant_sending, _ask_after_failure, _exhausted, _duplicate),
+    Acquire:           _row(_grant_first, _busy,           _after_doubt,  _grant_sending, _ask_after_failure, _exhausted, _duplicate),
     Confirm:       _row(_fenced,      _again,          _again,        _fenced,        _fenced,        _fenced,    _fenced),
     MarkHandled:   _row(_fenced,      _mark_handled,   _mark_handled, _again,         _fenced,        _fenced,    _again),
     Complete:      _row(_fenced,      _complete,       _complete,     _complete,      _fenced,        _fenced,    _again),
@@ -584,7 +638,7 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
 }
 
-# For an Ask whose token is the record's birth already: its asker did not receive the first answer.
+# For an Acquire whose token is the record's birth already: its asker did not receive the first answer.
 REPEATED: Sequence[_Rule] = \
                    _row(_grant_first, _grant_the_same, _grant_the_same, _send_the_same, _ask_after_failure, _same_exhausted, _same_duplicate)
 # fmt: on

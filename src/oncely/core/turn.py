@@ -23,15 +23,18 @@ from enum import IntEnum, auto
 from typing import Any, NamedTuple, Protocol, cast
 
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     ClaimOutcome,
+    Company,
     Duplicate,
     Granted,
     Handled,
+    Suspect,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
 from oncely.core.durations import seconds
 from oncely.core.errors import (
+    BusyError,
     DuplicateError,
     ExhaustedError,
     FencedError,
@@ -103,6 +106,11 @@ class Turn:
     """The key of its record; None where it runs untracked."""
     token: int | None = None
     """The token to ask with, where another process may have to ask in place of this one."""
+    company: Company = Company.NONE
+    """What else is at risk while its handler runs."""
+    claims_ahead: bool = False
+    """Whether its claim is committed before the transaction of its handler begins, and stays where
+    that is rolled back."""
     serializer: Any = None
     """What keeps its handler's result; None for plain JSON."""
     taken: WaitingMessage | None = None
@@ -111,12 +119,17 @@ class Turn:
     """The row that was taken from a queue in a store, where it was one."""
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
+    waits: bool = False
+    """Whether it does not run now, but waits in the ledger: behind another message of its order, or
+    for a worker that takes its type."""
+    took_s: float = 0.0
+    """Seconds that its handler, with the middleware, has run."""
 
     state: TurnState = TurnState.NEW
     progress: Progress = Progress.WAITING
-    command: Ask | None = None
+    command: Acquire | None = None
     """What the ledger is asked about it: the same in every repetition."""
-    outcome: ClaimOutcome | Untracked | None = None
+    outcome: ClaimOutcome | Suspect | Untracked | None = None
     """What the ledger has answered; or that it runs without being asked for."""
     is_duplicate: bool = False
     """Whether its handler has succeeded before."""
@@ -163,6 +176,11 @@ class Turn:
         return self.deliveries if self.claim is None else self.claim.attempts
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether it has to be asked for alone."""
+        return isinstance(self.outcome, Suspect)
+
+    @property
     def is_to_run(self) -> bool:
         """Whether its handler may run."""
         return self.state in (TurnState.HELD, TurnState.UNTRACKED) and self.refusal is None
@@ -186,7 +204,7 @@ class Turn:
 
     # ---- Its claim -----------------------------------------------------------------------------
 
-    def asks(self, command: Ask) -> None:
+    def asks(self, command: Acquire) -> None:
         """The ledger is asked for the message; a second time after a probe."""
         self.state = _ASKED[self.state]
         self.key, self.command = command.key, command
@@ -202,6 +220,12 @@ class Turn:
         self.outcome, self.is_duplicate = outcome, isinstance(outcome, Duplicate | Handled)
         if not self.is_duplicate:
             self.refusal = refusal(outcome)
+
+    def suspected(self, suspect: Suspect) -> None:
+        """The ledger grants the message only to whoever asks for it alone."""
+        self.state = _ANSWERED[self.state]
+        self.outcome = suspect
+        self.refusal = BusyError(f"{self.message_id!r} may have killed a worker: it runs alone")
 
     def runs_untracked(self, *, is_outage: bool = False) -> None:
         """The message runs without a claim."""
@@ -283,6 +307,13 @@ class Turn:
         self.command = self.outcome = self.claim = self.context = self.token = None
         self.is_duplicate = False
         self.refusal = self.result = self.error = self.ending = None
+
+    def undone(self) -> None:
+        """The transaction of its handler was rolled back, and its claim, unless it is older."""
+        claim = self.claim if self.claims_ahead else None
+        self.begins_anew()
+        if claim is not None:
+            self.granted(claim)
 
     def _ending(self, policy: Policy, *, is_stopping: bool) -> Ending:
         if self.refusal is not None:
@@ -436,11 +467,11 @@ class Event(dict[TurnState, TurnState]):
         raise AssertionError(f"a turn that is {state.name} cannot be {self.name}")
 
 
-_NEW, _ASK, _HLD, _UNT, _ANS, _END, _STO = TurnState
+_NEW, _ACQUIRE, _HLD, _UNT, _ANS, _END, _STO = TurnState
 ____ = None
 # fmt: off
 #                                    NEW   ASKED HELD  UNTR. ANSW. ENDED STORED
-_ASKED = Event("asked",              _ASK, _ASK, ____, ____, ____, ____, ____)
+_ASKED = Event("asked",              _ACQUIRE, _ACQUIRE, ____, ____, ____, ____, ____)
 _GRANTED = Event("granted",          _HLD, _HLD, ____, ____, ____, ____, ____)
 _ANSWERED = Event("answered",        ____, _ANS, ____, ____, ____, ____, ____)
 _UNTRACKED = Event("untracked",      _UNT, _UNT, ____, ____, ____, ____, ____)

@@ -1,31 +1,16 @@
 """AsyncCalls: the calls of a ledger that concern messages, as coroutines."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from oncely.core.commands import (
-    ClaimOutcome,
-    Command,
-    Complete,
-    Extend,
-    Fail,
-    Held,
-    MarkHandled,
-    Outcome,
-    Release,
-    WriteOutcome,
-)
-from oncely.core.durations import Duration, lease_seconds
-from oncely.core.errors import describe
-from oncely.core.policy import Finding, Policy
+from oncely.core.commands import Command, MarkHandled, Outcome
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.asking import to_ask
+from oncely.ledger.arguments import json_value, renewed
 from oncely.ledger.ledger_calls import LedgerCalls
 from oncely.ledger.mailbox import Mailbox
-from oncely.ledger.writes import json_value, raise_if_fenced, renewed
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -41,6 +26,21 @@ def awaited(
     async def method(self: "AsyncCalls", /, *args: P.args, **kwargs: P.kwargs) -> T:
         function: Callable[P, T] = getattr(self._calls, call.__name__)
         return await self.run(partial(function, *args, **kwargs))
+
+    return method
+
+
+def asked(
+    call: Callable[Concatenate[LedgerCalls, P], T],
+) -> Callable[Concatenate["AsyncCalls", P], Coroutine[Any, Any, T]]:
+    """A call that settles one command, as a coroutine function: it waits in `_settle_one`, and
+    takes no thread of the loop.
+    """
+
+    @wraps(call)
+    async def method(self: "AsyncCalls", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        asking: Any = call(cast(Any, self), *args, **kwargs)
+        return cast(T, await asking)
 
     return method
 
@@ -68,27 +68,12 @@ class AsyncCalls(ABC):
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns."""
 
+    async def _asked(self, command: Command, read: Callable[[Any], T]) -> T:
+        return read(await self._settle_one(command))
+
     # ---- Asking for claims ---------------------------------------------------------------------
 
-    async def claim(
-        self,
-        key: Key,
-        lease: Duration | None = None,
-        policy: Policy = Policy(),
-        *,
-        fingerprint: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        finding: Finding | None = None,
-        in_doubt: Record | None = None,
-        token: int | None = None,
-        sent_at: float | None = None,
-    ) -> ClaimOutcome:
-        """Ask for the right to process the message `key` now."""
-        command = to_ask(
-            key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
-        )
-        return cast(ClaimOutcome, await self._settle_one(command))
-
+    claim = asked(LedgerCalls.claim)
     claim_many = awaited(LedgerCalls.claim_many)
 
     # ---- With a claim --------------------------------------------------------------------------
@@ -99,39 +84,19 @@ class AsyncCalls(ABC):
         """The handler has succeeded; `deferred` is stored with that."""
         if deferred:
             return await self.run(self._calls.handled, claim, result, deferred)
-        outcome = await self._written(MarkHandled(claim, json_value(result)))
-        return renewed(claim, outcome, State.HANDLED)
+        mark = MarkHandled(claim, json_value(result))
+        return await self._asked(mark, lambda outcome: renewed(claim, outcome, State.HANDLED))
 
     handled_many = awaited(LedgerCalls.handled_many)
     write_all = awaited(LedgerCalls.write_all)
-
-    async def complete(self, claim: Claim, result: Any = None) -> None:
-        """Nothing is left to do."""
-        raise_if_fenced(await self._written(Complete(claim, json_value(result))))
-
+    complete = asked(LedgerCalls.complete)
     complete_many = awaited(LedgerCalls.complete_many)
-
-    async def fail(self, claim: Claim, error: BaseException | str, final: bool = False) -> None:
-        """The handler has failed."""
-        raise_if_fenced(await self._written(Fail(claim, describe(error), final)))
-
+    fail = asked(LedgerCalls.fail)
     fail_many = awaited(LedgerCalls.fail_many)
-
-    async def release(self, claim: Claim) -> None:
-        """Give the claim back as if it had never been granted."""
-        raise_if_fenced(await self._written(Release(claim)))
-
+    release = asked(LedgerCalls.release)
     release_many = awaited(LedgerCalls.release_many)
-
-    async def extend(self, claim: Claim, lease: Duration) -> Claim:
-        """Renew the lease."""
-        return renewed(claim, await self._written(Extend(claim, lease_seconds(lease))))
-
+    extend = asked(LedgerCalls.extend)
     extend_many = awaited(LedgerCalls.extend_many)
-
-    async def _written(self, command: Held) -> WriteOutcome:
-        return cast(WriteOutcome, await self._settle_one(command))
-
     count_delivery = awaited(LedgerCalls.count_delivery)
 
     # ---- Steps ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -10,12 +11,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from oncely.core.commands import ClaimOutcome, Command, Outcome
 from oncely.core.errors import ConfigError
 from oncely.core.record import Record
+from oncely.ledger.arguments import to_give_back
 from oncely.ledger.async_calls import AsyncCalls, awaited
 from oncely.ledger.driver import Driver, SyncDriver
+from oncely.ledger.group_commit import Call, GroupCommit
 from oncely.ledger.inbox import JoinedTransaction
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.mailbox import LedgerMailbox
-from oncely.ledger.task_calls import settled, settled_to_the_end, until_done
 from oncely.stores.store import KeyRange, Wanted
 
 T = TypeVar("T")
@@ -91,7 +93,7 @@ class AsyncLedger(AsyncCalls):
 
     async def _settle_one(self, command: Command) -> Outcome:
         running_loop()
-        return await settled(self._group_commit, command)
+        return await _settled(self._group_commit, command)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
@@ -165,7 +167,7 @@ class AsyncDriver(Driver):
         """A single command goes together with those of other tasks."""
         if len(commands) == 1:
             running_loop()
-            return [await settled_to_the_end(self._group_commit, commands[0])]
+            return [await _settled_to_the_end(self._group_commit, commands[0])]
         return await self.run(self.calls._settle_each, commands)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -173,8 +175,77 @@ class AsyncDriver(Driver):
         # A future of the executor, not a task: the end of asyncio.run cancels all tasks.
         call = partial(copy_context().run, function, *args)
         done = running_loop().run_in_executor(None, call)
-        if (stop := await until_done(done)) is not None:
+        if (stop := await _until_done(done)) is not None:
             # Read, and not used: otherwise asyncio logs that an exception was never retrieved.
             done.exception()
             raise stop
         return done.result()
+
+
+# ---- Single calls of tasks, in group commit ----------------------------------------------------
+
+
+async def _settled(group_commit: GroupCommit, command: Command) -> Outcome:
+    """The outcome of `command`. A task that is cancelled ends at once, and abandons it."""
+    call, done = _asked(group_commit, command)
+    try:
+        await done
+    except BaseException:
+        group_commit.abandon(call)
+        raise
+    return call.outcome()
+
+
+async def _settled_to_the_end(group_commit: GroupCommit, command: Command) -> Outcome:
+    """The same, but a task that is cancelled ends when `command` is carried out, and what it was
+    granted is given back.
+    """
+    call, done = _asked(group_commit, command)
+    try:
+        stop = await _until_done(done)
+    except BaseException:
+        group_commit.abandon(call)
+        raise
+    if stop is None:
+        return call.outcome()
+    with suppress(Exception, asyncio.CancelledError):
+        if (giving_back := to_give_back(call.outcome())) is not None:
+            await _settled_to_the_end(group_commit, giving_back)
+    raise stop
+
+
+async def _until_done(future: "asyncio.Future[Any]") -> asyncio.CancelledError | None:
+    """Wait until `future` is done, also where the task is cancelled meanwhile; return the error
+    that the task gets for that. The future's own error stays in it.
+    """
+    stop = None
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            stop = error
+        except Exception:  # noqa: BLE001, S110 - see above.
+            pass
+    return stop
+
+
+def _asked(group_commit: GroupCommit, command: Command) -> "tuple[Call, asyncio.Future[None]]":
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def tell(_: Call) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    if loop not in group_commit.asked:
+        # After all tasks that can run now: a worker that wakes for the first would not see more.
+        loop.call_soon(_hand_over, group_commit, loop)
+        group_commit.asked[loop] = []
+    group_commit.asked[loop].append(asked := (Call(command, tell, loop), done))
+    return asked
+
+
+def _hand_over(group_commit: GroupCommit, loop: asyncio.AbstractEventLoop) -> None:
+    asked = group_commit.asked.pop(loop, ())
+    group_commit.put(*[call for call, done in asked if not done.cancelled()])
+    loop.call_later(group_commit.stall_s, group_commit.hurry)

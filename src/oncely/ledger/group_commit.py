@@ -1,8 +1,8 @@
 """Group commit: single calls that wait at the same time go to the store together.
 
 A call is carried out at once, in its caller's own thread, as long as the store has room for it.
-Else it waits in a queue, and a worker, a thread of the ledger's own, takes all that wait as one
-batch as soon as there is room. The calls of tasks always go to a worker.
+Else it waits in a queue, and whatever ends next wakes a worker, a thread of the ledger's own, which
+takes all that waits as one batch. The calls of tasks always go to a worker.
 
 A signal handler or a finalizer interrupts a caller anywhere, may itself call, and may raise. So no
 caller takes a lock, and what others depend on is one method of C, carried out wholly or not at all:
@@ -23,15 +23,15 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely.core.commands import Command, Outcome
 from oncely.core.errors import StoreError
+from oncely.ledger.arguments import to_give_back
 from oncely.ledger.settle import Settler
-from oncely.ledger.writes import to_give_back
 
 _log = EventLog(__name__)
 
 MOST_CALLS = 1_000  # In one batch.
 MOST_BATCHES = 8  # In flight at once.
 STALL_S = 0.05
-"""Where nothing in flight ends for so long, it has stalled: the next batch begins beside it."""
+"""Who has waited so long does not wait for room any more: what is in flight may have stalled."""
 _PATIENCE_S = 5.0
 """How long `close`, and the end of the process, wait for the workers' batches."""
 
@@ -63,23 +63,19 @@ class GroupCommit:
 
     def __init__(self, settler: Settler, at_once: int) -> None:
         self._settler, self._at_once = settler, at_once
+        self.stall_s = STALL_S
         self.start_afresh()
         afresh_in_children(self)
         _all.add(self)
 
     def start_afresh(self) -> None:
         """Forget every call and every thread: in a forked child they are the parent's."""
-        self._queue: SimpleQueue[Call | None] = SimpleQueue()
-        """What waits; None only wakes a worker."""
+        self._queue: SimpleQueue[Call] = SimpleQueue()
         self._in_flight: set[object] = set()
         """A worker for its batch; something else for each caller that carries out its own call."""
-        self._stalled: set[object] = set()
         self._workers: dict[threading.Thread, None] = {}
-        self._turn = threading.Lock()
-        """Held by the worker that waits for calls and for room; the other idle ones wait for it."""
-        self._waiting: set[object] = set()
-        """The worker that waits for room, if there is one; then it is told of whatever ends:"""
-        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._wakes: SimpleQueue[bool] = SimpleQueue()
+        """Each lets one worker look for calls, and says whether it needs room for them."""
         self._is_closing = False
         self.asked: dict[Any, list[Any]] = {}
         """What the tasks of an event loop have asked for in this turn of it."""
@@ -87,7 +83,7 @@ class GroupCommit:
     def call(self, command: Command) -> Outcome:
         """Carry out `command`; return its outcome, or raise its error."""
         in_flight = self._in_flight
-        if self._waiting or len(in_flight) >= self._at_once:
+        if len(in_flight) >= self._at_once or not self._queue.empty():
             return self._wait_for(command)
         me = object()
         try:
@@ -95,8 +91,8 @@ class GroupCommit:
             return self._settler.settle([command])[0]
         finally:
             in_flight.discard(me)
-            if self._waiting:
-                self._ended.put(None)
+            if not self._queue.empty():
+                self._wake()
 
     def _wait_for(self, command: Command) -> Outcome:
         if threading.current_thread() in self._workers:
@@ -107,17 +103,29 @@ class GroupCommit:
         call = Call(command, lambda _: done.release())
         try:
             self.put(call)
-            done.acquire()
+            while not done.acquire(timeout=self.stall_s):
+                self.hurry()
             outcome = call.outcome()
         except BaseException:
             self.abandon(call)
             raise
-        return outcome
+        return outcome  # Not above: a signal that comes between a call and a `return` is outside.
 
-    def put(self, call: Call | None) -> None:
-        """Let a worker carry it out."""
-        self._queue.put(call)
-        if not self._workers.keys() <= self._in_flight or len(self._workers) > MOST_BATCHES:
+    def put(self, *calls: Call) -> None:
+        """Let a worker carry them out as soon as there is room."""
+        for call in calls:
+            self._queue.put(call)
+        self._wake()
+
+    def hurry(self) -> None:
+        """Let a worker carry out now what waits: somebody has waited for `stall_s`."""
+        self._wake(needs_room=False)
+
+    def _wake(self, *, needs_room: bool = True) -> None:
+        if self._queue.empty() or (needs_room and not self._has_room()):
+            return
+        self._wakes.put(needs_room)
+        if not self._workers.keys() <= self._in_flight or len(self._workers) >= MOST_BATCHES:
             return
         worker = threading.Thread(target=self._work, name="oncely-batches", daemon=True)
         try:
@@ -125,20 +133,22 @@ class GroupCommit:
             # In a thread of its own, since `start` waits for the worker, with a lock of Python.
             start_new_thread(self._start, (worker,))
         except BaseException as error:
-            self._workers.pop(worker, None)
+            self._break_off(worker, error)
             if not isinstance(error, RuntimeError):
                 raise
-            self._break_off(error)
+
+    def _has_room(self) -> bool:
+        return len(self._in_flight) < self._at_once
 
     def _start(self, worker: threading.Thread) -> None:
         try:
             worker.start()
         except RuntimeError as error:
-            self._workers.pop(worker, None)
-            self._break_off(error)
+            self._break_off(worker, error)
 
-    def _break_off(self, error: RuntimeError) -> None:
-        if not self._workers:
+    def _break_off(self, worker: threading.Thread, error: BaseException) -> None:
+        self._workers.pop(worker, None)
+        if isinstance(error, RuntimeError) and not self._workers:
             calls = self._taken()
             self._tell(calls, [StoreError(f"the ledger needs a thread: {error}") for _ in calls])
 
@@ -158,7 +168,7 @@ class GroupCommit:
     def end(self) -> None:
         """Let the workers end as soon as nothing waits."""
         self._is_closing = True
-        self._queue.put(None)
+        self._wakes.put(item=False)
 
     def close(self) -> None:
         """End the workers, and wait for them, but not for ever. A later call starts others."""
@@ -173,27 +183,21 @@ class GroupCommit:
         me = threading.current_thread()
         self._workers[me] = None
         try:
-            while self._carry_out_next(me):
-                pass
+            while not self._is_closing or not self._queue.empty():
+                if not self._wakes.get() or self._has_room():
+                    self._carry_out_what_waits(me)
         finally:
-            self._waiting.discard(me)
-            self._in_flight.discard(me)
             self._workers.pop(me, None)
-            if not self._queue.empty():  # Whoever put that may have counted on this worker.
-                self.put(None)
+            if self._is_closing:
+                self._wakes.put(item=False)  # For the others.
+            self._wake()  # Whoever put something meanwhile may have counted on this worker.
 
-    def _carry_out_next(self, me: threading.Thread) -> bool:
-        """Carry out what waits, or will; whether to go on."""
-        with self._turn:
-            if self._is_closing and self._queue.empty():
-                return False
-            first = self._queue.get()
-            self._wait_for_room(me)
-            # Whoever comes from here on finds no idle worker, and starts one.
-            batch = self._taken(first)
+    def _carry_out_what_waits(self, me: threading.Thread) -> None:
+        batch: Sequence[Call] = []
         results: Sequence[Outcome | Exception] = []
         try:
-            if batch:
+            self._in_flight.add(me)
+            if batch := self._taken():
                 results = self._settler.settle_each([call.command for call in batch])
         except BaseException as error:  # noqa: BLE001 - the callers get it; others need the worker.
             # One for each: raising an exception changes its traceback.
@@ -205,17 +209,15 @@ class GroupCommit:
         self._tell(batch, results)
         # After that: those who were told ask again before the next batch begins, and are in it.
         self._in_flight.discard(me)
-        if self._waiting:
-            self._ended.put(None)
-        return True
+        self._wake()
 
-    def _taken(self, first: Call | None = None) -> list[Call]:
-        """`first`, and at most so many as fit into a batch with it; without those of nobody."""
-        calls = [first]
+    def _taken(self) -> list[Call]:
+        """At most so many of those that wait as fit into a batch; without those of nobody."""
+        calls: list[Call] = []
         with suppress(Empty):
             while len(calls) < MOST_CALLS:
                 calls.append(self._queue.get_nowait())
-        return [call for call in calls if call is not None and not call.is_abandoned]
+        return [call for call in calls if not call.is_abandoned]
 
     def _tell(self, batch: Sequence[Call], results: Sequence[Outcome | Exception]) -> None:
         in_loops: dict[Any, list[Call]] = {}
@@ -226,6 +228,7 @@ class GroupCommit:
             elif call.loop is None:
                 call.tell(call)
             else:
+                # Together: who is told first would ask again alone.
                 in_loops.setdefault(call.loop, []).append(call)
         for loop, done in in_loops.items():
             try:
@@ -233,17 +236,6 @@ class GroupCommit:
             except RuntimeError:  # It is closed.
                 for call in done:
                     self.abandon(call)
-
-    def _wait_for_room(self, me: threading.Thread) -> None:
-        self._waiting.add(me)
-        in_flight = self._in_flight
-        while len(in_flight - self._stalled) >= self._at_once or len(in_flight) >= MOST_BATCHES:
-            try:
-                self._ended.get(timeout=STALL_S)
-            except Empty:
-                self._stalled = in_flight.copy()
-        in_flight.add(me)
-        self._waiting.discard(me)
 
 
 def _tell_all(calls: Iterable[Call]) -> None:

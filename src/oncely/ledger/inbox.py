@@ -21,13 +21,12 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import first_completion, spared_s
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.asking import to_ask
+from oncely.ledger.arguments import sent_message, to_acquire
 from oncely.ledger.async_calls import AsyncCalls, awaited
 from oncely.ledger.driver import Driver
 from oncely.ledger.ledger_calls import LedgerCalls
 from oncely.ledger.mailbox import Mailbox
 from oncely.ledger.settle import Beliefs, SettleObserver, Settler
-from oncely.ledger.writes import sent_message
 from oncely.stores.store import CallersTransaction, Store, Transaction
 
 T = TypeVar("T")
@@ -52,9 +51,6 @@ class Inbox(LedgerCalls):
         """The ledger itself: its own calls are outside the transaction."""
         self._settler = Settler(transaction, observer, beliefs)
         self._transaction = transaction
-
-    def _settle_one(self, command: Command) -> Outcome:
-        return self._settle([command])[0]
 
     def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         return self._settler.settle(commands)
@@ -106,7 +102,7 @@ class Inbox(LedgerCalls):
         check_ids(message_ids)
         keys = [Key(consumer, message_id) for message_id in message_ids]
         # The rules' answer for a message without a record is the same for all of them.
-        done = first_completion(to_ask(keys[0], None, policy))
+        done = first_completion(to_acquire(keys[0], None, policy))
         rows = [(key, None, done.version) for key in keys]
         written = self._transaction.insert(Case(done, (), rows))
         return {key.message_id for key in written}

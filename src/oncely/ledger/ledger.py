@@ -19,13 +19,13 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of, retry_name
+from oncely.ledger.arguments import raise_if_refused, to_extend
 from oncely.ledger.group_commit import GroupCommit
 from oncely.ledger.inbox import Inbox, JoinedTransaction
 from oncely.ledger.ledger_calls import LedgerCalls
 from oncely.ledger.mailbox import LedgerMailbox
 from oncely.ledger.recorder import Recorder
 from oncely.ledger.settle import LedgerObserver, Settler
-from oncely.ledger.writes import raise_if_refused, to_extend
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME, Program
 from oncely.stores.open_store import open_store

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from oncely.core.commands import (
@@ -12,7 +13,6 @@ from oncely.core.commands import (
     CountDelivery,
     Extend,
     Fail,
-    Held,
     MarkHandled,
     Outcome,
     Release,
@@ -24,16 +24,18 @@ from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.waiting import OUTBOX, WaitingMessage, retry_name
-from oncely.ledger.asking import Metadata, to_ask, to_claim
-from oncely.ledger.settle import Settler
-from oncely.ledger.writes import (
+from oncely.ledger.arguments import (
+    Metadata,
     Write,
     json_value,
     raise_if_fenced,
     raise_if_refused,
     renewed,
+    to_acquire,
+    to_claim,
     to_extend,
 )
+from oncely.ledger.settle import Settler
 from oncely.stores.store import Transaction
 
 T = TypeVar("T")
@@ -42,9 +44,13 @@ T = TypeVar("T")
 class LedgerCalls(ABC):
     """The calls of a ledger that concern messages."""
 
-    @abstractmethod
     def _settle_one(self, command: Command) -> Outcome:
         """The outcome of a single call."""
+        return self._settle([command])[0]
+
+    def _asked(self, command: Command, read: Callable[[Any], T]) -> T:
+        """What `read` gives for the outcome of a single call."""
+        return read(self._settle_one(command))
 
     @abstractmethod
     def _settle(self, commands: Sequence[Command]) -> Sequence[Outcome]:
@@ -103,7 +109,7 @@ class LedgerCalls(ABC):
         policy's `on_too_old` is not "run", a message that may have been handled and forgotten is
         answered by TooOld.
         """
-        command = to_ask(
+        command = to_acquire(
             key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
         )
         return cast(ClaimOutcome, self._settle_one(command))
@@ -144,8 +150,9 @@ class LedgerCalls(ABC):
         cannot defer messages.
         """
         mark = MarkHandled(claim, json_value(result))
-        outcome = self.write_all([Write(mark, deferred)])[0] if deferred else self._call(mark)
-        return renewed(claim, outcome, State.HANDLED)
+        if deferred:
+            return renewed(claim, self.write_all([Write(mark, deferred)])[0], State.HANDLED)
+        return self._asked(mark, lambda outcome: renewed(claim, outcome, State.HANDLED))
 
     def handled_many(
         self,
@@ -195,7 +202,7 @@ class LedgerCalls(ABC):
         Raises FencedError when the claim is not the newest, MessageError when `result` is not
         JSON. To complete again under the same claim is not an error.
         """
-        raise_if_fenced(self._call(Complete(claim, json_value(result))))
+        return self._asked(Complete(claim, json_value(result)), _check_stored)
 
     def complete_many(
         self, claims: Sequence[Claim], results: Sequence[Any] | None = None
@@ -212,7 +219,7 @@ class LedgerCalls(ABC):
         The error's text is kept under "error" in the record's metadata, cut and with passwords
         masked. Raises FencedError when the claim is not the newest.
         """
-        raise_if_fenced(self._call(Fail(claim, describe(error), final)))
+        return self._asked(Fail(claim, describe(error), final), _check_stored)
 
     def fail_many(
         self, claims: Sequence[Claim], errors: Sequence[BaseException | str], final: bool = False
@@ -226,7 +233,7 @@ class LedgerCalls(ABC):
 
         Raises FencedError when it is not the newest.
         """
-        raise_if_fenced(self._call(Release(claim)))
+        return self._asked(Release(claim), _check_stored)
 
     def release_many(self, claims: Sequence[Claim]) -> Sequence[WriteOutcome]:
         """`release` for each; a claim that is not the newest is answered by Fenced."""
@@ -238,14 +245,11 @@ class LedgerCalls(ABC):
         Returns the claim as it now stands; the former one stays good, at the price of one more
         exchange with the store. Raises FencedError when it is not the newest.
         """
-        return renewed(claim, self._call(Extend(claim, lease_seconds(lease))))
+        return self._asked(Extend(claim, lease_seconds(lease)), partial(renewed, claim))
 
     def extend_many(self, claims: Sequence[Claim], lease: Duration) -> Sequence[WriteOutcome]:
         """`extend` for each; a claim that is not the newest is answered by Fenced."""
         return self._write(to_extend(claims, lease))
-
-    def _call(self, command: Held) -> WriteOutcome:
-        return cast(WriteOutcome, self._settle_one(command))
 
     def _write(self, commands: Sequence[Command]) -> Sequence[WriteOutcome]:
         return cast(Sequence[WriteOutcome], self._settle(commands))
@@ -303,3 +307,7 @@ def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> N
     for renews in (False, True):
         if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
             transaction.keep(those, renews=renews)
+
+
+def _check_stored(outcome: WriteOutcome) -> None:
+    raise_if_fenced(outcome)

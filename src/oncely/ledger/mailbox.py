@@ -29,11 +29,13 @@ from oncely.core.waiting import (
     retries_of,
     retry_name,
 )
-from oncely.ledger.asking import to_ask
+from oncely.ledger.arguments import to_acquire
 from oncely.ledger.ledger_calls import LedgerCalls, keep_anew
 from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
 _PAGE = 100
+_Waiting = Sequence[WaitingMessage]
+_Records = Mapping[Key, Record]
 
 
 class Mailbox:
@@ -129,8 +131,7 @@ class Mailbox:
         """
 
         def work(transaction: Transaction) -> None:
-            # A message that was sent outside a handler has no parent.
-            parents = sorted({each.parent for each in messages if each.parent.consumer})
+            parents = _parents(messages)
             # The load locks: of two relays that send the last two, one comes after the other.
             found = transaction.load(parents).records if parents else {}
             transaction.remove(messages)
@@ -240,7 +241,7 @@ class LedgerMailbox(Mailbox):
         Raises MessageError for what is not a message.
         """
         rows = WaitingMessage.queued(queue, [check_message(message)])
-        command = to_ask(key, None, policy)
+        command = to_acquire(key, None, policy)
 
         def work(transaction: Transaction) -> ClaimOutcome:
             [outcome] = self._calls._settle_in(transaction, [command])
@@ -262,27 +263,18 @@ class LedgerMailbox(Mailbox):
 
     def send_again_numbered(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """The same for those of these numbers; return those that still were set aside."""
-
-        def work(transaction: Transaction) -> Sequence[WaitingMessage]:
-            refused, _ = _set_aside(transaction, ids, _is_refused)
-            transaction.free(refused)
-            return refused
-
-        return self._calls._transact(work)
+        return self._decide(ids, _is_refused, lambda transaction, found, _: transaction.free(found))
 
     def discard_unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """Remove those of these numbers that still are set aside, which are not sent; return them.
         A message of which they were the last is completed.
         """
 
-        def work(transaction: Transaction) -> Sequence[WaitingMessage]:
-            refused, found = _set_aside(transaction, ids, _is_refused)
+        def discard(transaction: Transaction, refused: _Waiting, records: _Records) -> None:
             transaction.remove(refused)
-            parents = sorted({each.parent for each in refused if each.parent.consumer})
-            self._finish(transaction, parents, found)
-            return refused
+            self._finish(transaction, _parents(refused), records)
 
-        return self._calls._transact(work)
+        return self._decide(ids, _is_refused, discard)
 
     def unsent(self, ids: Collection[int]) -> Sequence[WaitingMessage]:
         """Those of these numbers that are to be sent, set aside or not."""
@@ -328,8 +320,7 @@ class LedgerMailbox(Mailbox):
         letters.
         """
 
-        def work(transaction: Transaction) -> int:
-            letters, _ = _set_aside(transaction, ids, _is_dead)
+        def retry(transaction: Transaction, letters: _Waiting, _: _Records) -> None:
             resets = [
                 Reset(each.parent, by, why, is_edited=message is not None)
                 for each in letters
@@ -338,31 +329,39 @@ class LedgerMailbox(Mailbox):
             # A reset is refused where the record may run anyway: then nothing has to be reset.
             self._calls._settle_in(transaction, resets)
             transaction.free([_edited(each, message) for each in letters])
-            return len(letters)
 
-        return self._calls._transact(work)
+        return len(self._decide(ids, _is_dead, retry))
 
     def discard_dead(self, ids: Collection[int]) -> int:
         """Remove dead letters; return how many still were. Their records stay as they are."""
+        return len(
+            self._decide(ids, _is_dead, lambda transaction, found, _: transaction.remove(found))
+        )
 
-        def work(transaction: Transaction) -> int:
-            letters, _ = _set_aside(transaction, ids, _is_dead)
-            transaction.remove(letters)
-            return len(letters)
+    def _decide(
+        self,
+        ids: Collection[int],
+        is_meant: Callable[[WaitingMessage], bool],
+        change: Callable[[Transaction, _Waiting, _Records], None],
+    ) -> _Waiting:
+        """Change those of these that are set aside and meant, given their records; return them.
+        Nobody else decides about them meanwhile: of two operators, both were told that they had.
+        """
+
+        def work(transaction: Transaction) -> _Waiting:
+            parents = _parents(transaction.numbered(ids))
+            # The records first, as whoever ends a message holds them first, too.
+            records = transaction.load(parents).records if parents else {}
+            found = [each for each in transaction.idle(ids) if is_meant(each)]
+            change(transaction, found, records)
+            return found
 
         return self._calls._transact(work)
 
 
-def _set_aside(
-    transaction: Transaction, ids: Collection[int], is_meant: Callable[[WaitingMessage], bool]
-) -> tuple[Sequence[WaitingMessage], Mapping[Key, Record]]:
-    """Those of these that are set aside and meant, and their records. Nobody else decides about
-    them before the transaction ends: of two operators, both were told that they had.
-    """
-    parents = sorted({each.parent for each in transaction.numbered(ids) if each.parent.consumer})
-    # The records first, as whoever ends a message holds them first, too.
-    records = transaction.load(parents).records if parents else {}
-    return [each for each in transaction.idle(ids) if is_meant(each)], records
+def _parents(messages: _Waiting) -> Sequence[Key]:
+    """The keys that these belong to: a message that was sent outside a handler has none."""
+    return sorted({each.parent for each in messages if each.parent.consumer})
 
 
 def _is_dead(message: WaitingMessage) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from oncely.core.cases import Case, answers_of, believed_by, case_of, cases_of, terms_of
 from oncely.core.change import Change
-from oncely.core.commands import Ask, Command, Finish, Held, Outcome
+from oncely.core.commands import Acquire, Command, Finish, Held, Outcome
 from oncely.core.errors import ContentionError, KeysLocked, ReplyLost, StoreUnavailable
 from oncely.core.record import Key, Record
 from oncely.core.rules import Decision, decide, depends_on_horizon, while_locked
@@ -154,7 +154,7 @@ class Settler:
         names = _with_horizon(commands)
         horizons = {name: self.beliefs.horizons.get(name) for name in names} if names else {}
         locked: set[Key] = set()
-        are_new = {*map(type, commands)} == {Ask}
+        are_new = {*map(type, commands)} == {Acquire}
         lost = found = 0
         for number in range(_ROUNDS):
             try:
@@ -209,7 +209,8 @@ class Settler:
                     answers = answers if is_one else answers_of(decision.outcome, case, alike)
                     written: Collection[Key] = self._write(case, horizons)
                 else:
-                    written = self._store.delete([*map(_believed_of, alike)])
+                    held = cast(Sequence[Held], alike)
+                    written = self._store.delete([(e.claim.key, e.claim.version) for e in held])
             except KeysLocked as error:
                 locked |= error.keys
                 written = error.written
@@ -257,16 +258,12 @@ class Settler:
             return 0.0, []
         there = [(n, command, loaded.records.get(command.key)) for n, command in left]
         # Of no others: what was believed of a consumer whose records are all there may be wrong.
-        read = self._read_horizons([command for _, command, record in there if record is None])
-        horizons.clear()
-        horizons |= read
-        return loaded.now, there
-
-    def _read_horizons(self, commands: Sequence[Command]) -> BelievedHorizons:
-        names = _with_horizon(commands)
+        names = _with_horizon([command for _, command, record in there if record is None])
         read = self._store.horizons(names) if names else {}
-        self.beliefs.horizons |= {name: read.get(name) for name in names}
-        return {name: read.get(name) for name in names}
+        horizons.clear()
+        horizons |= {name: read.get(name) for name in names}
+        self.beliefs.horizons |= horizons
+        return loaded.now, there
 
     def _round(
         self,
@@ -339,7 +336,7 @@ def _cases(
     """
     if len(commands) == 1:
         # A case by itself, without a look at it.
-        return [(range(1), commands)] if isinstance(commands[0], Ask | Held) else []
+        return [(range(1), commands)] if isinstance(commands[0], Acquire | Held) else []
     if horizons:
         at = [horizons.get(command.key.consumer) for command in commands]
         terms = [*map(terms_of, commands, at)]
@@ -365,14 +362,13 @@ def _with_horizon(commands: Sequence[Command]) -> set[str]:
     """The consumers of which an answer depends on the horizon."""
     names = set()
     for command in commands:
-        if isinstance(command, Ask) and command.sent_at is not None and depends_on_horizon(command):
+        if (
+            isinstance(command, Acquire)
+            and command.sent_at is not None
+            and depends_on_horizon(command)
+        ):
             names.add(command.key.consumer)
     return names
-
-
-def _believed_of(command: Command) -> Believed:
-    claim = cast(Held, command).claim
-    return claim.key, claim.version
 
 
 def _locked(key: Key) -> KeysLocked:

@@ -16,8 +16,8 @@ from oncely.core.message import Message, entered
 from oncely.core.record import Claim, Key, idempotency_key
 from oncely.core.turn import Turn, Untracked
 from oncely.core.waiting import WaitingMessage, deferred_id
+from oncely.ledger.arguments import sent_message
 from oncely.ledger.driver import Driver, run_inline
-from oncely.ledger.writes import sent_message
 from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.results import Serializer, given_back, kept, serializer_of
 from oncely.lifecycle.wrapping import is_async

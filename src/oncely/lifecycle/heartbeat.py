@@ -13,8 +13,8 @@ from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely.core.commands import Fenced, Written
 from oncely.core.record import Claim, Key
+from oncely.ledger.arguments import renewed
 from oncely.ledger.ledger import Ledger
-from oncely.ledger.writes import renewed
 
 _log = EventLog(__name__)
 

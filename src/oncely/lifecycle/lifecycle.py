@@ -13,8 +13,9 @@ from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import (
-    Ask,
+    Acquire,
     ClaimOutcome,
+    Company,
     Complete,
     Extend,
     Fail,
@@ -26,12 +27,14 @@ from oncely.core.commands import (
     MarkHandled,
     Outcome,
     Release,
+    Suspect,
     Written,
 )
 from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import (
     ConfigError,
     EndedError,
+    FencedError,
     MessageError,
     MismatchError,
     OncelyError,
@@ -46,15 +49,14 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
-from oncely.core.verdicts import Delay, End, Ending
+from oncely.core.verdicts import Counted, Delay, End, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.asking import ask_again, ask_for
+from oncely.ledger.arguments import Write, acquire_again, acquire_for, renewed
 from oncely.ledger.async_ledger import AsyncDriver
 from oncely.ledger.driver import Driver, SyncDriver
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import Mailbox
 from oncely.ledger.probing import asked_probe
-from oncely.ledger.writes import Write, renewed
 from oncely.lifecycle.claim_keeper import AWAY, ClaimKeeper, store_outage
 from oncely.lifecycle.heartbeat import shared_heartbeat
 from oncely.lifecycle.results import (
@@ -232,7 +234,7 @@ class Lifecycle:
             if key is None:
                 self._run_untracked(turn)
             else:
-                turn.asks(ask_for(turn, key, self.policy, self.lease_s))
+                turn.asks(acquire_for(turn, key, self.policy, self.lease_s))
         except MessageError as error:
             turn.refused(error)
 
@@ -240,7 +242,7 @@ class Lifecycle:
         asked_at = clock.monotonic()
         outcomes: Sequence[Outcome | Exception]
         try:
-            outcomes = await driver.settle([cast(Ask, turn.command) for turn in turns])
+            outcomes = await driver.settle([cast(Acquire, turn.command) for turn in turns])
         except UnreadableRow as error:
             if len(turns) > 1:
                 raise
@@ -256,7 +258,7 @@ class Lifecycle:
         for turn, record in doubted:
             message = turn.probed() or Message(record.key.message_id)
             finding = await driver.run(asked_probe, self.policy.on_in_doubt, message)
-            turn.asks(ask_again(turn, finding, record))
+            turn.asks(acquire_again(turn, finding, record))
         for outcome in outcomes:
             if isinstance(outcome, Exception) and not isinstance(outcome, UnreadableRow):
                 if not isinstance(outcome, AWAY):
@@ -272,21 +274,20 @@ class Lifecycle:
         """Note in the turns what the ledger has answered; return those that a probe has to find
         out about, with their records.
         """
-        doubted = []
+        doubted, may_probe = [], callable(self.policy.on_in_doubt)
         for turn, outcome in zip(turns, outcomes, strict=True):
             match outcome:
                 case Granted(claim):
                     turn.granted(claim)
-                case InDoubt(record) if self._is_to_be_probed(turn):
+                case InDoubt(record) if may_probe and cast(Acquire, turn.command).finding is None:
                     doubted.append((turn, record))
+                case Suspect():
+                    turn.suspected(outcome)
                 case UnreadableRow():
                     turn.refused(outcome)
                 case _ if not isinstance(outcome, Exception):
                     turn.answered(cast(ClaimOutcome, outcome))
         return doubted
-
-    def _is_to_be_probed(self, turn: Turn) -> bool:
-        return callable(self.policy.on_in_doubt) and cast(Ask, turn.command).finding is None
 
     async def _hold(self, driver: Driver, claims: Sequence[Claim], asked_at: float) -> None:
         try:
@@ -359,10 +360,13 @@ class Lifecycle:
 
     async def store_joined(self, driver: Driver, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `driver` how the handlers of these have ended, none of which
-        has failed. Raises EndedError where the transaction has lost a claim.
+        has failed. Raises EndedError where the transaction has lost a claim, and FencedError where
+        one was given back meanwhile: its effect must not be committed without it.
         """
         reached("before_completed")
         writes = [write for _, write in self._writes(turns)]
+        if any(turn.ending and turn.ending.counted is Counted.GIVEN_BACK for turn in turns):
+            raise FencedError("the message was given back before its handler had ended")
         outcomes = await driver.run(driver.calls.write_all, writes)
         if any(isinstance(outcome, Fenced) for outcome in outcomes):
             raise EndedError("the transaction has lost a claim inside the block")
@@ -372,6 +376,7 @@ class Lifecycle:
         """The transaction in which the ends of these are stored is committed."""
         reached("after_commit")
         self.outage.over("transactions")
+        self.let_go([turn for turn in turns if turn.claims_ahead])
         for turn in turns:
             self.end(turn)
             if turn.refusal is None:
@@ -483,11 +488,11 @@ class Lifecycle:
 
     def _write(self, turn: Turn, claim: Claim, ending: Ending) -> Write:
         """What is stored of a turn's end: its command, and what is kept and removed with it."""
+        sent = turn.sent()
         removed: Sequence[WaitingMessage] = ()
         if turn.queued is not None and self._is_removed(turn):
             removed = self._rows_in_queue([turn])
         if ending.end is End.COMPLETED:
-            sent = turn.sent()
             is_completed = self.completes and not sent
             command: Held = (Complete if is_completed else MarkHandled)(claim, turn.result)
             # A message that was delivered again may also wait, from an earlier attempt.
@@ -574,8 +579,8 @@ class Lifecycle:
     # ---- Transactions that were undone -----------------------------------------------------------
 
     async def after_rollback(self, driver: Driver, turn: Turn, error: BaseException) -> None:
-        """The transaction of this turn, its claim included, was undone by `error`: record that
-        where it is a failure of the handler.
+        """The transaction of this turn, with the claim that was made in it, was undone by `error`:
+        record that where it is a failure of the handler.
         """
         if turn.refusal is error:
             turn.ended_by(turn.refusal)
@@ -584,7 +589,7 @@ class Lifecycle:
             await self.leave_in_doubt(driver, [turn], error)
             return
         is_failure = self._is_failure(turn, error)
-        turn.begins_anew()
+        turn.undone()
         if is_failure:
             await self.record_failure(driver, turn, error)
         elif isinstance(error, Exception):
@@ -595,7 +600,10 @@ class Lifecycle:
                     exc_info=error,
                     extra={"event": "transaction_failed", **self.logged_of([turn])},
                 )
-            turn.ended_by(error)
+            if turn.claim is None:
+                turn.ended_by(error)
+            else:
+                turn.refused(error)
         else:
             turn.started()
             turn.stopped(self.policy)
@@ -620,8 +628,15 @@ class Lifecycle:
         the error, and left to run out.
         """
         held = [turn for turn in turns if turn.claim is not None]
+        self.let_go(held)
+        if len(held) == 1:
+            held[0].company = Company.ALONE  # It was no other message.
+        # One that was committed ahead is asked for with its token, and so granted again: it is in
+        # doubt when it has run out, which otherwise it would not be.
+        ahead = {turn: turn.claim.birth for turn in held if turn.claims_ahead and turn.claim}
         for turn in turns:
             turn.begins_anew()
+            turn.token, turn.claims_ahead = ahead.get(turn), False
         for turn in held:
             turn.metadata = {**(turn.metadata or {}), "error": describe(error)}
         try:

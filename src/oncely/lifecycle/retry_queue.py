@@ -46,11 +46,11 @@ class RetryQueue:
         """The name of the queue in the ledger."""
         return retries_of(self.consumer)
 
-    def lane_of(self, message: Message) -> str | None:
+    def lane_of(self, message: Message | None) -> str | None:
         """The lane in which the message waits behind others of its ordering key; None where it does
         not have to.
         """
-        if not self.is_ordered or message.key is None:
+        if not self.is_ordered or message is None or message.key is None:
             return None
         return digest(self.name, "key", message.key)
 

@@ -131,7 +131,7 @@ def run_together(
         lifecycle.keep_retention()
         return True
     for turn in turns:
-        turn.begins_anew()
+        turn.undone()
     return False
 
 
@@ -208,7 +208,7 @@ class _Tries:
 
     def begin(self) -> None:
         """Begin the next try."""
-        self.turn.begins_anew()
+        self.turn.undone()
         self._work = None
 
     def work(self, driver: Driver) -> JoinedWork:

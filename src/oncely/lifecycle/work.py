@@ -147,6 +147,8 @@ class Work:
         turn = self.turn
         await self._lifecycle.store(driver, [turn])
         self.is_settled = turn.state is TurnState.STORED and turn.refusal is None
+        if self.is_settled:
+            return
         sent = turn.sent()
         is_raised = isinstance(turn.refusal, FencedError) or bool(sent)
         if turn.refusal is not None and turn.error is None and is_raised:

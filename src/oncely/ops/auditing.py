@@ -1,9 +1,9 @@
 """The audit: every change that a person makes through here is noted in it, before it is made."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Required, TypedDict, TypeVar
+from typing import Generic, NamedTuple, Required, TypedDict, TypeVar
 
 from oncely._util.event_log import EventLog
 from oncely.core.activity import AuditEntry
@@ -47,6 +47,33 @@ class AuditCounts:
     refused: int = 0
     audit_error: str | None = None
     """Why the counts are not in the audit, where they could not be kept there."""
+
+
+class Refusal(NamedTuple, Generic[Item]):
+    """What was left as it is: the record of a key, or the message of a number."""
+
+    key: Item
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Generic[Item]):
+    """What became of those that were to be changed: records by their keys, messages by their
+    numbers.
+    """
+
+    done: Sequence[Item]
+    refused: Sequence[Refusal[Item]]
+    by: str
+    why: str
+    """Who and why, as they were noted: cut, and with passwords masked."""
+    audit_error: str | None = None
+    """Why the counts are not in the audit, where they could not be kept there."""
+
+    @property
+    def missing(self) -> Sequence[Item]:
+        """Those that were refused, as messages are that do not exist any more."""
+        return [refusal.key for refusal in self.refused]
 
 
 def about(keys: Sequence[Key]) -> Key:
@@ -96,30 +123,39 @@ def audited(
 
 
 def change_each(
+    ledger: Ledger,
+    action: str,
     items: Sequence[Item],
-    change: Callable[[Item], None],
-    tally: AuditCounts,
-    on_each: Callable[[int], None],
-) -> tuple[Sequence[Item], Sequence[tuple[Item, str]]]:
-    """Change one after another; return those that were changed, and those that were refused, with
-    the reasons. Raises StoreError, which says how far it came: whoever reads that the ledger is
+    keys: Sequence[Key],
+    change: Callable[[Item, Mapping[str, str]], None],
+    *,
+    by: str,
+    why: str = "",
+    on_each: Callable[[int], None] = lambda _: None,
+) -> Changed[Item]:
+    """Note the action in the audit, and change one after another, of those that there are, which
+    have these keys. Raises StoreError, which says how far it came: whoever reads that the ledger is
     away would think that nothing is changed.
     """
+    note = Note.of(by, why)
+    if not keys:
+        return Changed([], [Refusal(item, "it is not there") for item in items], *note)
     done: list[Item] = []
-    refused: list[tuple[Item, str]] = []
-    for turn, item in enumerate(items, start=1):
-        try:
-            change(item)
-        except RefusedError as error:
-            refused.append((item, str(error)))
-            tally.refused += 1
-        except StoreError as error:
-            raise type(error)(
-                f"{error}; {len(done):,} of {len(items):,} were changed before that, whether the "
-                "next one was is not known"
-            ) from error
-        else:
-            done.append(item)
-            tally.changed += 1
-        on_each(turn)
-    return done, refused
+    refused: list[Refusal[Item]] = []
+    with audited(ledger, action, note, about(keys), len(items)) as tally:
+        for turn, item in enumerate(items, start=1):
+            try:
+                change(item, note._asdict())
+            except RefusedError as error:
+                refused.append(Refusal(item, str(error)))
+                tally.refused += 1
+            except StoreError as error:
+                raise type(error)(
+                    f"{error}; {len(done):,} of {len(items):,} were changed before that, whether "
+                    "the next one was is not known"
+                ) from error
+            else:
+                done.append(item)
+                tally.changed += 1
+            on_each(turn)
+    return Changed(done, refused, *note, tally.audit_error)

@@ -1,13 +1,23 @@
-"""What people decide about records: to run again, to be done, to be forgotten."""
+"""What people decide about records: to run again, to be done, to be forgotten; and a consumer's own
+probe, which they ask about a message in doubt.
+"""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
+from oncely.core.durations import Duration, seconds
+from oncely.core.errors import RefusedError, describe
+from oncely.core.message import Message
+from oncely.core.policy import Finding, Probe
 from oncely.core.record import Key, Record, check_keys
+from oncely.core.rules import Standing, standing
+from oncely.core.shown import span
 from oncely.ledger.ledger import Ledger
-from oncely.ops.auditing import Note, Noted, about, audited, change_each
+from oncely.ledger.probing import ProbeAnswer, probe_answer
+from oncely.ops.auditing import Changed, Note, Noted, audited, change_each
 
 _log = EventLog(__name__)
 
@@ -18,29 +28,14 @@ _SENTENCES = {
     "run_now": "%(by)s has message '%(message_id)s' of '%(consumer)s' tried again at once",
     "cancelled": "%(by)s has made message '%(message_id)s' of '%(consumer)s' a dead letter",
 }
+PROBE_S = 10.0
+"""For how long a probe is waited for."""
+_MOST = 16
+"""Probes that run at a time, those among them that hang."""
+_free = threading.BoundedSemaphore(_MOST)
 
 
-class OperatorRefusal(NamedTuple):
-    """A record that was left as it is."""
-
-    key: Key
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """What became of the records that were to be changed."""
-
-    done: Sequence[Key]
-    refused: Sequence[OperatorRefusal]
-    by: str
-    why: str
-    """Who and why, as they were noted: cut, and with passwords masked."""
-    audit_error: str | None = None
-    """Why the counts are not in the audit, where they could not be kept there."""
-
-
-def reset(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
+def reset(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
     """Allow each to run again; who did it, when and why is kept with the record, logged, and in the
     audit.
     """
@@ -49,7 +44,7 @@ def reset(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> 
     )
 
 
-def happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
+def happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
     """Complete each that is in doubt, as somebody knows that its effect has happened: nothing of it
     runs again. Noted as by `reset`.
 
@@ -63,7 +58,7 @@ def happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) 
     return _change(ledger, records, "happened", confirm, noted)
 
 
-def not_happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
+def not_happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
     """As `happened`, of effects that have not: each is reset, and runs again."""
 
     def allow(record: Record, note: Mapping[str, Any]) -> None:
@@ -72,7 +67,7 @@ def not_happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Note
     return _change(ledger, records, "reset", allow, noted)
 
 
-def forget(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed:
+def forget(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
     """Remove each that is still as it was found; who did it and why is logged, and in the audit.
 
     A record that has changed is refused: what was failed when it was chosen may be completed by
@@ -91,7 +86,7 @@ def _change(
     event: str,
     change: Callable[[Record, Mapping[str, Any]], None],
     noted: Noted,
-) -> Changed:
+) -> Changed[Key]:
     found = {record.key: record for record in records}
     return change_keys(ledger, [*found], event, lambda key, note: change(found[key], note), **noted)
 
@@ -101,23 +96,93 @@ def change_keys(
     keys: Sequence[Key],
     event: str,
     change: Callable[[Key, Mapping[str, Any]], None],
+    **noted: Unpack[Noted],
+) -> Changed[Key]:
+    """Change one after another; log those that were not refused. Raises as `change_each` does."""
+    check_keys(keys)
+
+    def change_one(key: Key, note: Mapping[str, Any]) -> None:
+        change(key, note)
+        _log.info(_SENTENCES[event], extra={"event": event, **key._asdict(), **note})
+
+    return change_each(ledger, event, keys, keys, change_one, **noted)
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a probe has found out about a message in doubt, and what came of that."""
+
+    finding: Finding
+    error: str | None
+    """Why the probe could not tell, where it raised, hung, or gave something else than a finding.
+    """
+    changed: Changed[Key]
+    """Nothing is changed where nobody knows more than before: the message is in doubt still."""
+
+
+def probe(
+    ledger: Ledger,
+    record: Record,
+    probe: Probe,
     *,
     by: str,
     why: str = "",
-    on_each: Callable[[int], None] = lambda _: None,
-) -> Changed:
-    """Note the action in the audit; change one after another; log those that were not refused.
-    Raises as `change_each` does.
+    within: Duration = PROBE_S,
+) -> Probed:
+    """Ask the consumer's own probe about a record in doubt, and do what follows: `happened`
+    completes it, `not_happened` resets it, `unknown` leaves it as it is. What the probe has found
+    out is in the audit in each case, with who asked and why.
+
+    The probe is given the message as it waits in the ledger; where the broker has it, one with its
+    id and an empty body. A probe that raises, which is logged, or gives no answer `within` that
+    time, does not know. Raises RefusedError for a record that is not in doubt, and where too many
+    probes hang.
     """
-    note = Note.of(by, why)
-    if not keys:
-        return Changed([], [], *note)
-    check_keys(keys)
+    where = standing(record, ledger.now())
+    # A claim without an end never runs out: only people can say that it is in doubt.
+    is_endless = where is Standing.HELD and record.lease_until is None
+    if where is not Standing.IN_DOUBT and not is_endless:
+        raise RefusedError("only a record in doubt can be asked about")
+    waiting = ledger.mailbox.retries([record.key]).get(record.key)
+    message = Message(record.key.message_id, b"") if waiting is None else waiting.message
+    answer = _asked(probe, message, seconds(within, "within"))
+    error = "" if answer.error is None else f" ({answer.error})"
+    told = f"probe: {answer.finding.replace('_', ' ')}{error}{f'; {why}' if why else ''}"
+    match answer.finding:
+        case "happened":
+            changed = happened(ledger, [record], by=by, why=told)
+        case "not_happened":
+            changed = not_happened(ledger, [record], by=by, why=told)
+        case _:
+            note = Note.of(by, told)
+            with audited(ledger, "probed", note, record.key, 1) as tally:
+                _log.info(
+                    "%(by)s had the probe asked about message '%(message_id)s': %(why)s",
+                    extra={"event": "probed", **record.key._asdict(), **note._asdict()},
+                )
+            changed = Changed([], [], *note, tally.audit_error)
+    return Probed(*answer, changed)
 
-    def change_one(key: Key) -> None:
-        change(key, note._asdict())
-        _log.info(_SENTENCES[event], extra={"event": event, **key._asdict(), **note._asdict()})
 
-    with audited(ledger, event, note, about(keys), len(keys)) as tally:
-        done, refused = change_each(keys, change_one, tally, on_each)
-    return Changed(done, [OperatorRefusal(*each) for each in refused], *note, tally.audit_error)
+def _asked(probe: Probe, message: Message, within_s: float) -> ProbeAnswer:
+    """What the probe says, in a thread of its own: nobody waits for one that hangs."""
+    answers: list[ProbeAnswer] = []
+
+    def ask() -> None:
+        try:
+            answers.append(probe_answer(probe, message))
+        except BaseException as error:  # noqa: BLE001 - such as of sys.exit: it ends this thread.
+            answers.append(ProbeAnswer("unknown", describe(error)))
+        finally:
+            _free.release()
+
+    if not _free.acquire(blocking=False):
+        raise RefusedError(
+            f"{_MOST} probes have not come back yet: find out what they wait for, or restart this "
+            "program"
+        )
+    thread = threading.Thread(target=ask, name="oncely-probe", daemon=True)
+    thread.start()
+    thread.join(within_s)
+    late = ProbeAnswer("unknown", f"it has not answered within {span(within_s)}")
+    return next(iter(answers), late)

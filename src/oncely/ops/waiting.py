@@ -1,17 +1,191 @@
-"""Messages that have failed and wait to be tried again by themselves."""
+"""Messages that wait in a ledger: to be tried again, to be sent, and in its queues."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, Unpack
 
-from oncely.core.errors import ConfigError, RefusedError
+from oncely._util.event_log import EventLog
+from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.record import Key
-from oncely.core.waiting import WaitingMessage, consumer_of, retries_of
+from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, queue_named, retries_of
 from oncely.ledger.ledger import Ledger
-from oncely.ops.auditing import Noted
-from oncely.ops.decisions import Changed, change_keys
+from oncely.ops.auditing import AuditCounts, Changed, Note, Noted, Refusal, about, audited
+from oncely.ops.decisions import change_keys
 from oncely.ops.found import FoundMessages, first
 from oncely.ops.known import check_known_at_all, check_waits
 from oncely.ops.letters import body_fields, masked_fields
+
+_log = EventLog(__name__)
+
+_SENTENCES = {
+    "sent_again": "%(by)s has a message for '%(destination)s' sent again, of '%(message_id)s'",
+    "unsent_discarded": "%(by)s has removed a message for '%(destination)s', of '%(message_id)s'",
+}
+
+_GONE = "it is not refused, or not there any more"
+MOST_UNSENT = 10_000
+"""So many waiting messages, and so many refused ones, are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The unsent messages of one destination."""
+
+    destination: str
+    waiting: int
+    refused: int
+    """Set aside, for people: a relay does not send them."""
+    reason: str | None
+    """Why the last of them was refused."""
+    oldest: float | None
+    """Since when the oldest of all waits, in seconds since 1970."""
+
+
+class FoundUnsent(NamedTuple):
+    """The unsent messages, by destination."""
+
+    destinations: Sequence[Unsent]
+    more: bool
+    """Whether there are others, which are in no count because of the limit."""
+
+
+def unsent(ledger: Ledger, most: int = MOST_UNSENT) -> FoundUnsent:
+    """What waits to be sent and what was refused, for each destination: of at most `most` each.
+    Raises ConfigError where the store keeps no messages.
+    """
+    found = [
+        _listed(ledger, OUTBOX, most, is_refused=is_refused, with_bodies=False)
+        for is_refused in (False, True)
+    ]
+    groups: dict[str, list[WaitingMessage]] = {}
+    for message in chain.from_iterable(each.messages for each in found):
+        groups.setdefault(message.destination, []).append(message)
+    destinations = []
+    for name, messages in sorted(groups.items()):
+        refused = [each for each in messages if each.is_set_aside]
+        since = (each.since for each in messages if each.since is not None)
+        reason = mask_passwords(refused[-1].reason or "unknown") if refused else None
+        waiting, oldest = len(messages) - len(refused), min(since, default=None)
+        destinations.append(Unsent(name, waiting, len(refused), reason, oldest))
+    return FoundUnsent(destinations, any(each.more for each in found))
+
+
+def unsent_messages(
+    ledger: Ledger,
+    destination: str | None = None,
+    limit: int = 100,
+    *,
+    is_refused: bool = False,
+    with_bodies: bool = True,
+) -> FoundMessages:
+    """At most `limit` messages that wait to be sent, or that were refused; of one destination, for
+    which all of these are read, or of all. Without bodies each has an empty one.
+    """
+    return _listed(
+        ledger, OUTBOX, limit, destination, is_refused=is_refused, with_bodies=with_bodies
+    )
+
+
+def refused_numbered(ledger: Ledger, ids: Sequence[int]) -> Sequence[WaitingMessage]:
+    """The messages of these numbers that were refused, in their order."""
+    check_waits(ledger)
+    found = {each.number: each for each in ledger.mailbox.unsent(ids) if each.is_set_aside}
+    return [found[id_] for id_ in ids if id_ in found]
+
+
+def queued(ledger: Ledger, queue: str, limit: int = 100) -> FoundMessages:
+    """At most `limit` messages that wait in the queue of that name in the ledger."""
+    return _listed(ledger, queue_named(queue), limit)
+
+
+def _listed(
+    ledger: Ledger,
+    queue: str,
+    limit: int,
+    destination: str | None = None,
+    *,
+    is_refused: bool = False,
+    with_bodies: bool = True,
+) -> FoundMessages:
+    check_waits(ledger)
+    most = limit + 1 if destination is None else sys.maxsize
+    listed = ledger.mailbox.listed(queue, most, is_set_aside=is_refused, with_bodies=with_bodies)
+    fitting = (each for each in listed if destination in (None, each.destination))
+    return FoundMessages(*first(fitting, limit))
+
+
+def send_again(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> Changed[int]:
+    """Let those that were refused be sent after all, their attempts from zero. Who did it and why
+    is logged, and in the audit. What is not refused, or not there any more, is missing.
+    """
+    return _change(ledger, ids, "sent_again", Note.of(by, why), ledger.mailbox.send_again_numbered)
+
+
+def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> AuditCounts:
+    """As `send_again`, all that were refused; one entry in the audit counts them."""
+    if not ledger.mailbox.backlog().set_aside:
+        return AuditCounts()
+    note = Note.of(by, why)
+    with audited(ledger, "sent_again", note, Key("", "")) as tally:
+        tally.changed = ledger.mailbox.send_again()
+        _log.info(
+            "%(by)s has all %(count)s refused messages sent again",
+            extra={"event": "all_sent_again", "count": tally.changed, **note._asdict()},
+        )
+    return tally
+
+
+def discard_unsent(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> Changed[int]:
+    """Remove those that were refused, which are never sent then; a message of which they were the
+    last is completed. Noted as by `send_again`.
+    """
+    return _change(ledger, ids, "unsent_discarded", Note.of(by, why), ledger.mailbox.discard_unsent)
+
+
+def _change(
+    ledger: Ledger,
+    ids: Sequence[int],
+    event: str,
+    note: Note,
+    change: Callable[[Sequence[int]], Sequence[WaitingMessage]],
+) -> Changed[int]:
+    check_waits(ledger)
+    numbers = list(dict.fromkeys(ids))
+    keys = [each.parent for each in ledger.mailbox.unsent(numbers) if each.is_set_aside]
+    if not keys:
+        return Changed([], [Refusal(number, _GONE) for number in numbers], *note)
+    with audited(ledger, event, note, about(keys), len(numbers)) as tally:
+        changed = change(numbers)
+        for each in changed:
+            facts = {**each.parent._asdict(), "destination": each.destination}
+            _log.info(_SENTENCES[event], extra={"event": event, **facts, **note._asdict()})
+        tally.changed, tally.refused = len(changed), len(numbers) - len(changed)
+    done = {each.number for each in changed}
+    missing = [Refusal(number, _GONE) for number in numbers if number not in done]
+    return Changed([n for n in numbers if n in done], missing, *note, tally.audit_error)
+
+
+def unsent_as_dict(message: WaitingMessage) -> dict[str, Any]:
+    """A message that is to be sent, or waits in a queue, as JSON has it. Passwords are masked."""
+    return {
+        "id": message.number,
+        "destination": message.destination or None,
+        "consumer": message.parent.consumer or None,
+        "message_id": message.parent.message_id or None,
+        "own_id": message.id,
+        "type": message.message.type,
+        "attempts": message.attempts,
+        "since": message.since,
+        "due": message.due,
+        "is_refused": message.is_set_aside,
+        "reason": None if message.reason is None else mask_passwords(message.reason),
+        "error": None if message.error is None else mask_passwords(message.error),
+    }
+
+
+# ---- To be tried again --------------------------------------------------------------------------
 
 
 def waiting(
@@ -50,7 +224,7 @@ def waiting_key(ledger: Ledger, message_id: str, consumer: str | None = None) ->
     return found[0]
 
 
-def run_now(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed:
+def run_now(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed[Key]:
     """Make each of these waiting retries due at once; its attempts stay counted. Who did it
     and why is logged, and in the audit. One that a worker has in hand, or that does not wait, is
     refused.
@@ -59,7 +233,7 @@ def run_now(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Chan
     return change_keys(ledger, keys, "run_now", lambda key, _: ledger.run_now(key), **noted)
 
 
-def cancel(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed:
+def cancel(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed[Key]:
     """End each of these waiting retries: its message becomes a dead letter with the
     reason "cancelled by NAME". Noted, and refused, as by `run_now`.
     """

@@ -1,6 +1,6 @@
 from .fronts import foreach_batch, process, register
-from .settings import sink_options
-from .spark_report import Report
+from .option_values import sink_options
+from .sink.counts import Report
 from .stream_counts import StreamCounts
 
 __all__ = ["Report", "StreamCounts", "foreach_batch", "process", "register", "sink_options"]

@@ -26,8 +26,7 @@ from oncely.spark.ledgers import url_here
 from oncely.spark.modes.open_task import check_columns, run_task
 from oncely.spark.reader import SCHEMA, LedgerReader, read_reader_options
 from oncely.spark.sink.channel import TaskChannel, report_batch
-from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.handover import hand_over
+from oncely.spark.sink.counts import Counts, hand_over
 from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.paths import check_quarantine
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
@@ -66,7 +65,7 @@ class OncelyDataSource(DataSource):
 
     def reader(self, schema: StructType) -> LedgerReader:  # noqa: ARG002 - Spark's own signature.
         """The reader of a batch; raises ConfigError for wrong options."""
-        return LedgerReader(read_reader_options(self.options))
+        return read_reader_options(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """The writer of a batch; raises ConfigError for wrong options or columns."""

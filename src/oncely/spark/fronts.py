@@ -14,14 +14,13 @@ from oncely.core.errors import ConfigError, OncelyError
 from oncely.lifecycle.wrapping import name_of
 from oncely.spark.failures import as_own
 from oncely.spark.ledgers import check_master, migrated_ledger
+from oncely.spark.option_values import as_names, as_text, sink_options
 from oncely.spark.recorded_run import FrontRun
 from oncely.spark.session import make_active
-from oncely.spark.settings import as_names, as_text, sink_options
-from oncely.spark.sink.handover import fetch
+from oncely.spark.sink.counts import Report, fetch
 from oncely.spark.sink.paths import absolute_paths
 from oncely.spark.sink.sink_options import Mode, check_on_driver, import_function, read_options
 from oncely.spark.sink.spreading import spread
-from oncely.spark.spark_report import Report
 
 if TYPE_CHECKING:
     from oncely.spark.batches.batches import BatchHandler

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from oncely.core.errors import ConfigError
 from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.locations import LedgerAddress, hidden, read_secret
-from oncely.spark.jvm import is_local
+from oncely.spark.session import is_local
 from oncely.stores.open_store import sqlite_file
 
 _AN_EXECUTORS = "."

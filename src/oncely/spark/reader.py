@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -56,25 +55,8 @@ _NAMES = (
 _DEFAULT_PARTITIONS = 8
 
 
-@dataclass(frozen=True)
-class ReaderOptions:
-    """The checked options of a read of `format("oncely")`; sent to the executors."""
-
-    address: LedgerAddress = field(repr=False)
-    """Where the ledger is."""
-    consumer: str | None
-    """The consumer of the records; None for all."""
-    state: State | None
-    """The state of the records; None for all."""
-    seen_from: float | None
-    """When the records were last seen, at the earliest: seconds since 1970, as the next."""
-    seen_before: float | None
-    partitions: int
-    """The most ranges of keys into which the records are split."""
-
-
-def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
-    """Check the options of a read. Raises ConfigError, which names the option."""
+def read_reader_options(options: Mapping[str, str]) -> "LedgerReader":
+    """The reader for these options, checked. Raises ConfigError, which names the option."""
     given = {name.lower(): value for name, value in options.items()}
     refuse_unknown(given, _NAMES)
     ledger = absolute_location(required(given, "ledger", "sqlite:////var/lib/ledger.db"))
@@ -83,14 +65,16 @@ def read_reader_options(options: Mapping[str, str]) -> ReaderOptions:
     words = {state.word: state for state in State}
     # The status in the table is accepted, too.
     stored = {state.value: state.word for state in State}
-    return ReaderOptions(
-        address=LedgerAddress(check_shared(ledger), table, schema),
-        consumer=check_consumer(given["consumer"]) if "consumer" in given else None,
-        state=None if state is None else words[choice("state", stored.get(state, state), words)],
+    wanted = Wanted(
+        consumers=frozenset([check_consumer(given["consumer"])]) if "consumer" in given else None,
+        states=None
+        if state is None
+        else frozenset([words[choice("state", stored.get(state, state), words)]]),
         seen_from=_moment(given, "seen_from"),
         seen_before=_moment(given, "seen_before"),
-        partitions=whole_number(given, "partitions", _DEFAULT_PARTITIONS),
     )
+    address = LedgerAddress(check_shared(ledger), table, schema)
+    return LedgerReader(address, wanted, whole_number(given, "partitions", _DEFAULT_PARTITIONS))
 
 
 def _moment(given: Mapping[str, str], name: str) -> float | None:
@@ -108,25 +92,23 @@ def _moment(given: Mapping[str, str], name: str) -> float | None:
 
 
 class LedgerReader(DataSourceReader):
-    """Reads a ledger: plans on the driver, and reads as a copy in each task."""
+    """Reads the `wanted` records of the ledger at `address`, in at most `partitions` ranges of
+    keys: plans on the driver, and reads as a copy in each task.
+    """
 
-    def __init__(self, options: ReaderOptions) -> None:
-        self._options = options
-        self._wanted = Wanted(
-            consumers=None if options.consumer is None else frozenset([options.consumer]),
-            states=None if options.state is None else frozenset([options.state]),
-            seen_from=options.seen_from,
-            seen_before=options.seen_before,
-        )
+    def __init__(self, address: LedgerAddress, wanted: Wanted, partitions: int) -> None:
+        self._address = address
+        self._wanted = wanted
+        self._partitions = partitions
 
     def partitions(self) -> Sequence[InputPartition]:
         """A range of keys for each task."""
-        ledger = existing_ledger(self._options.address)
-        return [InputPartition(keys) for keys in ledger.key_ranges(self._options.partitions)]
+        ledger = existing_ledger(self._address)
+        return [InputPartition(keys) for keys in ledger.key_ranges(self._partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """The records of a range, a page at a time."""
-        ledger = existing_ledger(self._options.address)
+        ledger = existing_ledger(self._address)
         keys: KeyRange = partition.value
         now = ledger.now()
         for page in ledger.read(keys, self._wanted):

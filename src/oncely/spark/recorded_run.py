@@ -12,8 +12,7 @@ from oncely.core.errors import OncelyError, describe
 from oncely.ledger.ledger import Ledger
 from oncely.locations import LedgerAddress
 from oncely.spark.ledgers import migrated_ledger
-from oncely.spark.sink.counts import Counts
-from oncely.spark.spark_report import Report
+from oncely.spark.sink.counts import Counts, Report
 
 _log = EventLog(__name__)
 

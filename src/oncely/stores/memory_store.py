@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oncely._util.clock import wall_time
 from oncely._util.forking import afresh_in_children
-from oncely.core.cases import Case
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
@@ -18,13 +17,10 @@ from oncely.stores.memory_tables import MemoryTables, own
 from oncely.stores.notifications import Notifications, ProcessSignal
 from oncely.stores.store import (
     Backlog,
-    Believed,
     CallersTransaction,
     Clock,
-    Horizons,
     KeyRange,
     Listing,
-    Loaded,
     Look,
     Query,
     Store,
@@ -36,10 +32,22 @@ from oncely.stores.store import (
     never_joined,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOOK_S = 0.05
 """How often to poll, besides being woken: a held message may have become free."""
+
+
+def _alone(
+    call: Callable[Concatenate[MemoryTables, P], T],
+) -> Callable[Concatenate[Any, P], T]:
+    """A call of the tables that is a transaction by itself."""
+
+    def method(store: "MemoryStore", /, *args: P.args, **options: P.kwargs) -> T:
+        return store.transaction(lambda _: call(store._tables, *args, **options))
+
+    return method
 
 
 class MemoryStore(Store):
@@ -68,20 +76,12 @@ class MemoryStore(Store):
         self._changed.notify_all()
         self.notifications.tell()
 
-    def insert(self, case: Case, believed: Mapping[str, float | None] | None = None) -> set[Key]:
-        return self.transaction(lambda transaction: transaction.insert(case, believed))
-
-    def horizons(self, consumers: Collection[str]) -> Horizons:
-        return self.transaction(lambda transaction: transaction.horizons(consumers))
-
-    def load(self, keys: Collection[Key]) -> Loaded:
-        return self.transaction(lambda transaction: transaction.load(keys))
-
-    def update(self, case: Case) -> set[Key]:
-        return self.transaction(lambda transaction: transaction.update(case))
-
-    def delete(self, rows: Sequence[Believed]) -> set[Key]:
-        return self.transaction(lambda transaction: transaction.delete(rows))
+    insert = _alone(MemoryTables.insert)
+    horizons = _alone(MemoryTables.horizons)
+    load = _alone(MemoryTables.load)
+    update = _alone(MemoryTables.update)
+    delete = _alone(MemoryTables.delete)
+    forget_until = _alone(MemoryTables.forget_until)
 
     def transaction(self, work: Callable[[Transaction], T]) -> T:
         with self._lock:
@@ -199,9 +199,6 @@ class MemoryStore(Store):
             return len(purged)
 
         return self.transaction(purge)
-
-    def forget_until(self, horizons: Horizons) -> None:
-        self.transaction(lambda transaction: transaction.forget_until(horizons))
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
         with self._lock:

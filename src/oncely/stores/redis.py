@@ -20,10 +20,9 @@ from oncely._util.event_log import EventLog
 from oncely.core.cases import Case, Row
 from oncely.core.errors import ConfigError, ReplyLost, StoreDenied, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
-from oncely.stores import redis_settings
+from oncely.stores import redis_server
 from oncely.stores.names import TABLE_NAME, Program
-from oncely.stores.redis_server import RedisServer, Script
-from oncely.stores.redis_settings import READS, WRITES
+from oncely.stores.redis_server import READS, WRITES, RedisServer, Script
 from oncely.stores.retrying import TryAgain
 from oncely.stores.store import (
     Believed,
@@ -260,7 +259,7 @@ class RedisStore(Store):
         except StoreError:  # A hosted Redis may not let its users ask.
             found = []
         lacks = f"The user of this ledger lacks what a {program} needs; type:"
-        unsafe = redis_settings.problems(self._server.info(), found[1] if found else None)
+        unsafe = redis_server.problems(self._server.info(), found[1] if found else None)
         return [*(f"{lacks} {grant}" for grant in self.grants(program)), *unsafe]
 
     def size(self) -> int | None:
@@ -272,10 +271,10 @@ class RedisStore(Store):
     def check(self) -> None:
         """Raise ConfigError where the server would lose records. The first call checks it, too."""
         info = self._server.info()
-        why = redis_settings.refusal(info)
+        why = redis_server.refusal(info)
         if why is not None:
             raise ConfigError(f"ledger: {self._server.name}: {why}")
-        if not redis_settings.has_aof(info):
+        if not redis_server.has_aof(info):
             _log.warning(
                 "%(store)s has no append-only file: records are lost when it restarts; type "
                 "CONFIG SET appendonly yes",

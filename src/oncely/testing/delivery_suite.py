@@ -44,6 +44,7 @@ class RedeliveryConformance:
             [delivery] = received(transport, 1)
             assert delivery.message == _ORDER
             assert delivery.count == (times if transport.features.counts_deliveries else 1)
+            assert not (times == 1 and delivery.is_again)
             transport.acknowledge([(delivery, Requeue())])
 
     def test_mixed_verdicts(self, transport: Transport) -> None:

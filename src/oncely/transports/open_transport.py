@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from typing import cast
 
 from oncely._util.clock import monotonic
 from oncely.core.durations import positive_seconds
@@ -10,13 +11,15 @@ from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import open_store
+from oncely.transports.plugins import TRANSPORTS, installed, opened_by
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits, Transport
 from oncely.transports.url_values import Read, read_values, text, whole
 
 _EXAMPLES = (
     '"sqlite:///queue.db" (a file in this folder), "amqp://user:password@host:5672/vhost", '
-    '"kafka://host:9092", "postgresql://user@host/database", "mysql://user@host/database" or "memory://name"'
+    '"kafka://host:9092", "postgresql://user@host/database", "mysql://user@host/database" or '
+    '"memory://name"'
 )
 _HARM = 'deliver each message again and again; write "60s"'
 _LIMITS: Mapping[str, Read] = {
@@ -28,6 +31,8 @@ _OWN = ("visibility", "max_bytes", "table", "schema")
 _memories: dict[str, MemoryStore] = defaultdict(lambda: MemoryStore(monotonic))
 """By their names, for the life of the process. Not on the wall clock, which may be set."""
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
+_DRIVERS = {"pika": "rabbitmq", "confluent_kafka": "kafka"}
+"""The extras that install the drivers."""
 
 
 def open_transport(url: str) -> Transport:
@@ -46,16 +51,16 @@ def open_transport(url: str) -> Transport:
             raise ConfigError(f'{named} names no file; write "sqlite:///queue.db"')
         case _ if kind.partition("+")[0] in _SERVERS:
             return _open_sql(address, options)
-        case "amqp" | "amqps" if path:
-            return _open_rabbitmq(address, options)
-        case "amqp" | "amqps":
-            raise ConfigError(f'{named} names no broker; write "amqp://localhost"')
-        case "kafka" if path:
-            return _open_kafka(address, options)
-        case "kafka":
-            raise ConfigError(f'{named} names no broker; write "kafka://localhost:9092"')
+        case "amqp" | "amqps" | "kafka" if path:
+            return _open_broker(kind, address, options)
+        case "amqp" | "amqps" | "kafka":
+            write = "kafka://localhost:9092" if kind == "kafka" else "amqp://localhost"
+            raise ConfigError(f'{named} names no broker; write "{write}"')
         case _:
-            raise ConfigError(f"{named} is not of a known kind; write {_EXAMPLES}")
+            if (other := opened_by(TRANSPORTS, url)) is not None:
+                return cast(Transport, other)
+            known = f"{_EXAMPLES}{installed()}"
+            raise ConfigError(f"{named} is not of a known kind; write {known}")
 
 
 def _open_sql(address: str, options: str) -> Transport:
@@ -78,27 +83,21 @@ def _open_sql(address: str, options: str) -> Transport:
     return StoreTransport(store, Limits(**said))
 
 
-def _open_rabbitmq(address: str, options: str) -> Transport:
+def _open_broker(kind: str, address: str, options: str) -> Transport:
     try:
+        if kind == "kafka":
+            from oncely.transports.kafka.kafka_transport import KafkaTransport
+            from oncely.transports.kafka.url_options import read_options as read_kafka
+
+            return KafkaTransport(read_kafka(address, options))
         from oncely.transports.rabbitmq.rabbitmq_transport import RabbitmqTransport
         from oncely.transports.rabbitmq.url_options import read_options
-    except ModuleNotFoundError as error:
-        if error.name != "pika":
-            raise
-        raise ConfigError(
-            "transport: pika is not installed; type: pip install 'oncely[rabbitmq]'"
-        ) from error
-    return RabbitmqTransport(*read_options(address, options))
 
-
-def _open_kafka(address: str, options: str) -> Transport:
-    try:
-        from oncely.transports.kafka.kafka_transport import KafkaTransport
-        from oncely.transports.kafka.url_options import read_options
+        return RabbitmqTransport(*read_options(address, options))
     except ModuleNotFoundError as error:
-        if error.name != "confluent_kafka":
+        if error.name not in _DRIVERS:
             raise
+        extra = _DRIVERS[error.name]
         raise ConfigError(
-            "transport: confluent-kafka is not installed; type: pip install 'oncely[kafka]'"
+            f"transport: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
         ) from error
-    return KafkaTransport(read_options(address, options))

@@ -91,7 +91,8 @@ class StoreTransport:
             tag = QueuedRow(row, self._store.database_id)
             # A copy: a handler may change the headers of its message, but not of the row.
             message = replace(row.message, headers=dict(row.message.headers))
-            deliveries.append(Delivery(message, queue, row.attempts, tag, problem))
+            is_again = row.attempts > 1
+            deliveries.append(Delivery(message, queue, row.attempts, tag, problem, is_again))
         return deliveries
 
     def _look(

@@ -30,6 +30,9 @@ class Delivery:
     problem: str | None = None
     """Why the message cannot be handled: its body is too large, or its id cannot be read. `message`
     holds as much of it as could be read."""
+    is_again: bool = False
+    """Whether the message was delivered before, or may have been, as far as the broker tells; it
+    may tell that also where it counts nothing."""
 
 
 class Features(NamedTuple):

@@ -1,7 +1,6 @@
+from .access import Auth, ProxyAuth, Role, Scope, User
 from .app import dashboard
-from .proxies import ProxyAuth
 from .site import Mask
-from .users import Auth, Role, Scope, User
 
 __all__ = [
     "Auth",

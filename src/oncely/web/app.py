@@ -24,18 +24,9 @@ from oncely.core.errors import (
 )
 from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
-from oncely.web.csrf import FormTokens
+from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
-from oncely.web.pages import (
-    failed,
-    letter_changes,
-    lists,
-    messages,
-    record_changes,
-    unsent_changes,
-    waiting_changes,
-)
-from oncely.web.proxies import ProxyAuth, TrustedProxies
+from oncely.web.pages import failed, letter_changes, lists, messages, record_changes
 from oncely.web.rendering import STATIC
 from oncely.web.safety_headers import SafetyHeaders
 from oncely.web.site import (
@@ -47,7 +38,6 @@ from oncely.web.site import (
     SharedPages,
     Site,
 )
-from oncely.web.users import Auth
 from oncely.web.visit import Visit
 
 _Page = Callable[[Visit], Response]
@@ -69,15 +59,15 @@ _PAGES: Mapping[str, _Page] = {
     "/audit": lists.audit,
 }
 _CHANGES: Mapping[str, _Page] = {
-    "/letters/confirm": letter_changes.PAGES.confirm,
-    "/letters/change": letter_changes.PAGES.change,
+    "/letters/confirm": letter_changes.LETTER_PAGES.confirm,
+    "/letters/change": letter_changes.LETTER_PAGES.change,
     "/letters/edit": letter_changes.edit,
-    "/records/confirm": record_changes.PAGES.confirm,
-    "/records/change": record_changes.PAGES.change,
-    "/waiting/confirm": waiting_changes.PAGES.confirm,
-    "/waiting/change": waiting_changes.PAGES.change,
-    "/unsent/confirm": unsent_changes.PAGES.confirm,
-    "/unsent/change": unsent_changes.PAGES.change,
+    "/records/confirm": record_changes.RECORD_PAGES.confirm,
+    "/records/change": record_changes.RECORD_PAGES.change,
+    "/waiting/confirm": record_changes.RETRY_PAGES.confirm,
+    "/waiting/change": record_changes.RETRY_PAGES.change,
+    "/unsent/confirm": letter_changes.UNSENT_PAGES.confirm,
+    "/unsent/change": letter_changes.UNSENT_PAGES.change,
 }
 _STATUSES: Mapping[type[OncelyError], int] = {
     ConfigError: 400,

@@ -1,17 +1,19 @@
 """What each page shows, as its template takes it: the dashboard and the report show the same."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
 from itertools import groupby, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from oncely import ops
 from oncely.core.durations import seconds
+from oncely.core.errors import ConfigError
+from oncely.core.record import Key, Record
 from oncely.core.shown import span
 from oncely.ledger.ledger import Ledger
 from oncely.ops import Snag
-from oncely.web.marks import record_mark, waiting_mark
 
 LIMIT = 100
 """Rows of a list, where nobody asks for more."""
@@ -33,6 +35,9 @@ _LABELLED = 4
 """Of so many hours one has its time below the chart: six in a day, on a phone too."""
 _GROUPED = 2_000
 """Dead letters that are grouped: a page shows no more of them in time."""
+
+_UNUSABLE = (ValueError, TypeError, OverflowError, RecursionError)
+"""What JSON raises of others, and what it gives where we expect names and a number."""
 
 Row = TypeVar("Row")
 Contents = dict[str, Any]
@@ -63,14 +68,10 @@ def _by_consumer(found: ops.Status) -> Contents:
     return {name: summary.as_dict() for name, summary in shown.items()}
 
 
-class Hour(NamedTuple):
+class Hour(ops.Point):
     """What came of messages in an hour of the day."""
 
-    began: int
-    handled: int
-    duplicates: int
-    failed: int
-    in_doubt: int
+    __slots__ = ()
 
     @property
     def label(self) -> str:
@@ -238,3 +239,34 @@ def audit(ledger: Ledger, before: int | None, now: float) -> Contents:
         "is_kept": ledger.operations.keeps_operations,
         "now": now,
     }
+
+
+# ---- Marks: how a form names records and waiting messages ----------------------------------------
+
+
+def record_mark(record: Record) -> str:
+    """A record as it was when it was shown."""
+    return json.dumps([*record.key, record.version])
+
+
+def read_record_mark(text: str) -> tuple[Key, int]:
+    """The key and the version. Raises ConfigError for what is not such a mark."""
+    try:
+        consumer, message_id, version = json.loads(text)
+        return Key(str(consumer), str(message_id)), int(version)
+    except _UNUSABLE:
+        raise ConfigError("record: what the form names is not a record") from None
+
+
+def waiting_mark(key: Key) -> str:
+    """A message that waits for its retry."""
+    return json.dumps([*key])
+
+
+def read_waiting_mark(text: str) -> Key:
+    """The key. Raises ConfigError for what is not such a mark."""
+    try:
+        consumer, message_id = json.loads(text)
+        return Key(str(consumer), str(message_id))
+    except _UNUSABLE:
+        raise ConfigError("record: what the form names is not a waiting message") from None

@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oncely.web.csrf import COOKIE, FIELD, is_from_elsewhere, parts_of
+from oncely.web.access import COOKIE, FIELD, header, is_from_elsewhere, parts_of
 from oncely.web.site import Site
-from oncely.web.users import header
 from oncely.web.visit import Visit
 
 LOOKING = ("GET", "HEAD")

@@ -12,9 +12,7 @@ from oncely import ops
 from oncely.core.message import Message
 from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
-from oncely.web.csrf import FormTokens
-from oncely.web.proxies import TrustedProxies
-from oncely.web.users import Auth
+from oncely.web.access import Auth, FormTokens, TrustedProxies
 
 Mask = Callable[[Message], Message]
 """Gives a message as people may see it, such as with another body."""

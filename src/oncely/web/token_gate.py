@@ -8,11 +8,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 
+from oncely.web.access import Role, Scope, TrustedProxies, User, header
 from oncely.web.gate import LOOKING
-from oncely.web.proxies import TrustedProxies
 from oncely.web.rendering import render
 from oncely.web.safety_headers import SafetyHeaders
-from oncely.web.users import Role, Scope, User, header
 
 FIELD = "token"
 _COOKIE = "oncely_web_token_"

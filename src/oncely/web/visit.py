@@ -14,11 +14,10 @@ from oncely.core.errors import ConfigError
 from oncely.core.ids import check_text
 from oncely.core.shown import shown
 from oncely.ledger.ledger import Ledger
+from oncely.web.access import COOKIE, User
 from oncely.web.contents import LIMIT
-from oncely.web.csrf import COOKIE
 from oncely.web.rendering import render
 from oncely.web.site import Site
-from oncely.web.users import User
 
 MOST = 1_000
 """Rows of a list, at most."""

@@ -1,13 +1,12 @@
 """Whose key it is, who may come, and what of an answer is kept, behind each middleware."""
 
-import gzip
 import logging
 from collections.abc import Sequence
 
 import pytest
-from tests.http.drivers import Drive, Fields, Shop, asgi_client
+from tests.http.drivers import Drive, Fields, Shop
 
-from oncely.http import HttpAnswer, IdempotencyKey
+from oncely.http import HttpAnswer
 from oncely.ledger.ledger import Ledger
 
 ANNA: Fields = [("Authorization", "Bearer secret-of-anna")]
@@ -114,31 +113,3 @@ def test_what_is_kept_is_chosen(
     assert again in second.body
     assert second.is_replayed == (status < 400)
     assert shop.calls == 1
-
-
-def test_no_compression_is_kept(ledger: Ledger) -> None:
-    """What is outside compresses for each client; what is inside is not told that it could."""
-    from starlette.middleware.gzip import GZipMiddleware
-
-    def app(kind: str) -> IdempotencyKey:
-        inner = asgi_app_of(b"x" * 2_000)
-        return IdempotencyKey(GZipMiddleware(inner), ledger, consumer=kind)
-
-    zipped: Fields = [("Accept-Encoding", "gzip")]
-    plain, outside = asgi_client(app("inside")), asgi_client(GZipMiddleware(app("outside")))
-    assert [plain(fields=zipped).body, plain().body] == [b"x" * 2_000] * 2
-    replies = [outside(fields=zipped), outside(), outside(fields=zipped)]
-    assert [reply.is_replayed for reply in replies] == [False, True, True]
-    assert [reply.value_of("Content-Encoding") for reply in replies] == ["gzip", None, "gzip"]
-    assert gzip.decompress(replies[2].body) == replies[1].body == b"x" * 2_000
-
-
-def asgi_app_of(body: bytes):  # type: ignore[no-untyped-def]
-    """Answers with this body."""
-
-    async def app(scope: object, receive: object, send) -> None:  # type: ignore[no-untyped-def]
-        headers = [(b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return app

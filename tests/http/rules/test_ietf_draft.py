@@ -45,13 +45,6 @@ def test_a_string_in_quotation_marks_is_a_key(drive: Drive, shop: Shop, value: s
     assert [site(value).status, site(value).is_replayed, shop.calls] == [201, True, 2]
 
 
-def test_a_key_is_found_by_its_text(drive: Drive) -> None:
-    """2.1: parameters and white space around it are not part of the key."""
-    site = drive()
-    site('"k"')
-    assert site('  "k";a=1;b ').is_replayed
-
-
 @pytest.mark.parametrize(
     "values",
     [

@@ -28,20 +28,6 @@ def test_keys_stand_without_quotation_marks(drive: Drive, key: str) -> None:
     ] * 3
 
 
-@pytest.mark.parametrize("status", [400, 429, 500, 503])
-def test_failures_are_kept(drive: Drive, shop: Shop, status: int) -> None:
-    """By `keep_4xx` and `keep_5xx`; a repetition says so in the field that Stripe's clients read.
-
-    Another body is 422, as the draft says; Stripe says 400.
-    """
-    shop.answers = [HttpAnswer(status, (), b"no"), HttpAnswer(201, (), b"yes")]
-    site = drive(**AS_STRIPE)
-    first, again = site(KEY), site(KEY)
-    assert [again.own, again.value_of("Idempotent-Replayed")] == [first.own, "true"]
-    assert [first.status, first.value_of("Idempotent-Replayed")] == [status, None]
-    assert site(KEY, b"other").status == 422
-
-
 def test_delete_may_have_keys(drive: Drive) -> None:
     """Stripe ignores keys of GET and DELETE; here each method can be named, also DELETE."""
     site = drive(methods=["POST", "DELETE"])

@@ -5,12 +5,14 @@ A batch is itself a message: it is claimed, run and ended like any other, by the
 handler is stored on the batch alone, and then rolled forward to its members.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -19,7 +21,7 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import Exhausted, Granted, InDoubt
-from oncely.core.errors import OncelyError, RefusedError
+from oncely.core.errors import ConfigError, OncelyError, RefusedError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
@@ -32,14 +34,20 @@ from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
-from oncely.spark.batches.member_jobs import JobReport, read_report
-from oncely.spark.batches.one_batch import Batch
+from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
 from oncely.spark.batches.staging import IN_DOUBT, STAGED, Staging
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import MESSAGE_SCHEMA, check_types
+from oncely.spark.sink.message_rows import (
+    BROKEN_COLUMN,
+    COLUMN_TYPES,
+    MESSAGE_SCHEMA,
+    ROW_COLUMN,
+    check_types,
+)
 from oncely.spark.sink.sink_options import import_function, read_options
+from oncely.spark.sink.spreading import spread
 
 _log = EventLog(__name__)
 
@@ -60,6 +68,84 @@ _MOST_DUE = 1_000
 """The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
 """Batches of other programs that have extended their leases."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of one key: its messages, their staging folder, and the jobs on them."""
+
+    spark: SparkSession
+    key: str
+    staging: Staging
+    settings: Mapping[str, str]
+    """The sink's."""
+    deliveries: DataFrame | None
+    """The input; None if an earlier program has begun the batch."""
+    partitions: int | None
+
+    def stage(self) -> None:
+        """Store the deliveries, unless they are stored."""
+        if self.deliveries is not None:
+            self.deliveries.write.mode("overwrite").parquet(self.staging.rows)
+            self.staging.mark(STAGED)
+            reached("batch_staged")
+
+    def claim(self) -> dict[str, Any]:
+        """Claim the new messages among the deliveries; return a report as JSON. After an
+        interruption repeat it: the same messages are granted.
+        """
+        rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
+        # Copies are next to each other, so that a task finds them without keeping all ids.
+        sorted_ = rows.sortWithinPartitions("id")
+        return run_job(sorted_, self.settings, "claim", self.key, self.staging).as_json()
+
+    def new(self, claimed: JobReport) -> DataFrame:
+        """The new messages: the same each time the handler is called."""
+        return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
+
+    def complete(self, claimed: JobReport) -> None:
+        """Complete all its messages; the staging folder is removed."""
+        self._end(claimed, "complete", ["id"])
+        reached("members_completed")
+        self.staging.remove()
+
+    def fail(self, claimed: JobReport, error: str) -> None:
+        """Fail all its messages permanently: they become dead letters."""
+        self._end(claimed, "fail", list(COLUMN_TYPES), f"batch {self.key}: {error}")
+        reached("members_failed")
+        self.staging.remove()
+
+    def doubt(self, claimed: JobReport) -> None:
+        """Put all its messages in doubt."""
+        ids = self._read(claimed).select("id")
+        run_job(ids, self.settings, "doubt", self.key, self.staging)
+        self.staging.mark(IN_DOUBT)
+
+    def _end(self, claimed: JobReport, does: Does, columns: Sequence[str], error: str = "") -> None:
+        """Do the job, unless another program has: the files are removed only after the job."""
+        if not self._are_there(claimed):
+            return
+        try:
+            rows = self._read(claimed)
+            there = [name for name in columns if name in rows.columns]
+            run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
+        except (PySparkException, Py4JError, ConfigError):
+            if self._are_there(claimed):
+                raise
+
+    def _read(self, claimed: JobReport) -> DataFrame:
+        if not self.staging.is_marked(STAGED):
+            raise ConfigError(
+                f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
+                "all machines share"
+            )
+        schema = self.spark.read.parquet(self.staging.rows).schema
+        paths = [self.staging.path_of(name) for name in claimed.files]
+        return self.spark.read.schema(schema).parquet(*paths)
+
+    def _are_there(self, claimed: JobReport) -> bool:
+        """Whether the files are there; they are removed only after the job."""
+        return bool(claimed.files) and self.staging.has(claimed.files)
 
 
 class Batches:

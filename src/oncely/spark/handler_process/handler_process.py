@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from oncely.spark.handler_process.link import DONE, RAISED, TaskLink, send
 from oncely.spark.handler_process.task_context import enter_task
 from oncely.spark.modes.open_task import run_task
-from oncely.spark.modes.start import Start, TaskState
+from oncely.spark.modes.start import Journal, Start, TaskState
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.journal import Journal
 from oncely.spark.sink.sink_options import SinkOptions
 
 _LOOK_S = 0.2

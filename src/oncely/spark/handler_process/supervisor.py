@@ -20,9 +20,8 @@ from oncely.core.record import Key
 from oncely.spark.handler_process import link
 from oncely.spark.handler_process.handler_process import HandlerProcess, TaskOrder
 from oncely.spark.handler_process.task_context import context_of_task
-from oncely.spark.modes.start import TaskState
+from oncely.spark.modes.start import Entry, TaskState
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.quarantine import Quarantine
 from oncely.spark.sink.sink_options import SinkOptions
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pyarrow import RecordBatch
 
 from oncely._util.later import Later
-from oncely.consuming.sending import Sending
+from oncely.consumer.sender import Sender
 from oncely.core.commands import ClaimOutcome, Granted, Mismatch, Outcome, TooOld, Waiting
 from oncely.core.control import Reject
 from oncely.core.errors import StoreError, UnreadableRow, reason_of
@@ -32,12 +32,11 @@ from oncely.lifecycle.retry_queue import RetryQueue, settle_taken
 from oncely.locations import open_named_transport
 from oncely.outbox import Relay
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.modes.start import Start
+from oncely.spark.modes.start import CAPACITY, Entry, Start
 from oncely.spark.modes.steady import steadily
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside, RunTally
 from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.horizon import Horizon
-from oncely.spark.sink.journal import CAPACITY, Entry
 from oncely.spark.sink.message_rows import Row, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
 from oncely.stores.store import PutBack
@@ -110,11 +109,11 @@ class ChunkTask(ABC):
             self._lifecycle.retry_queue = RetryQueue(options.consumer)
         self._opened = ExitStack()
         """The resources to close at the end of the run."""
-        self._sending: Sending | None = None
+        self._sending: Sender | None = None
         if options.transport is not None:
             transport = self._opened.enter_context(closing(open_named_transport(options.transport)))
             relay = Relay(ledger, transport)
-            self._sending = Sending(relay, ledger.mailbox, options.consumer)
+            self._sending = Sender(relay, ledger.mailbox, RetryQueue(options.consumer))
             self._opened.callback(self._sending.close, _SEND_S)
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
@@ -294,7 +293,7 @@ class ChunkTask(ABC):
         self._start.journal.forget({turn.row.number for turn in turns})
         self._tell()
         if self._sending is not None:
-            self._sending.send([turn.key for turn in turns if turn.key and turn.may_have_sent])
+            self._sending.send_of(turns)
         self._count_too_old(too_old)
 
     def _keep_dead(self, turns: Sequence[RowTurn]) -> None:

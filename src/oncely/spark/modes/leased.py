@@ -9,14 +9,15 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import cached_property
 
-from oncely.consuming.executors import Executor, LoopExecutor, ThreadExecutor
+from oncely.consumer.executor import Executor, LoopExecutor, ThreadExecutor
+from oncely.core.commands import Company
 from oncely.core.errors import HandlerDied
 from oncely.core.turn import fails_by_death
 from oncely.ledger.driver import run_inline
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.sink.journal import Entry
+from oncely.spark.modes.start import Entry
 from oncely.spark.sink.message_rows import Row
 
 _STORE_EVERY_S = 0.5
@@ -42,20 +43,22 @@ class LeasedTask(ChunkTask):
         return executor
 
     def _process(self, rows: Sequence[Row]) -> None:
+        for row in self._process_in(Company.WINDOW, rows):
+            self._channel.raise_if_stopping()
+            self._process_in(Company.ALONE, [row])
+
+    def _process_in(self, company: Company, rows: Sequence[Row]) -> list[Row]:
+        """As `_process`, while that is at risk, too. Return the rows to process alone: a message
+        that an earlier worker left may be the one that killed it.
+        """
         turns = self._turns(rows)
+        for turn in turns:
+            turn.company = company
         self._steadily(lambda: run_inline(self._lifecycle.claim(self._driver, turns)))
-        granted = [turn for turn in turns if turn.claim is not None]
-        # A message that an earlier worker left may be the one that killed it: if it kills again,
-        # that must not cost other messages an attempt.
-        suspects = [turn for turn in granted if _was_left(turn)] if len(granted) > 1 else []
-        if suspects:
-            run_inline(self._lifecycle.give_back(self._driver, suspects))
-            granted = [turn for turn in granted if not _was_left(turn)]
         # Before the rest, so that these claims cannot run out, or be lost, during the rest.
-        self._run(granted)
-        self._count_ended([turn for turn in turns if turn.claim is None])
-        for turn in suspects:
-            self._settle([turn.row])
+        self._run([turn for turn in turns if turn.claim is not None])
+        self._count_ended([turn for turn in turns if turn.claim is None and not turn.is_suspect])
+        return [turn.row for turn in turns if turn.is_suspect]
 
     def _inherit(self, row: Row, entry: Entry) -> bool:
         [turn] = self._turns([row])
@@ -162,7 +165,3 @@ class LeasedTask(ChunkTask):
     def _note_returned(self, turn: RowTurn) -> None:
         if turn.error is None and turn.result is None and not turn.sent():
             self._start.journal.returned(turn.row.number)
-
-
-def _was_left(turn: RowTurn) -> bool:
-    return turn.claim is not None and turn.claim.takes_over

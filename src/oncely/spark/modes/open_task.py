@@ -38,7 +38,7 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.table_columns import check_table, open_table
+            from oncely.spark.modes.target_table import check_table, open_table
 
             # As soon as the database answers: a stream may start a batch without it.
             channel, address = TaskChannel(None, ""), options.address
@@ -61,12 +61,13 @@ def run_task(
     batches: Iterable[tuple[Sequence[int], RecordBatch]],
     start: Start | None = None,
 ) -> Counts:
-    """Open the task, and settle these rows, which come with their numbers in the task; close the
-    channel. Raises as `open_task` does.
+    """Open the task as soon as the ledger answers, and settle these rows, which come with their
+    numbers in the task; close the channel. It waits for the length of a lease, as there may be no
+    ledger at all. Raises as `open_task` does, and Stopped.
     """
     counts = refusal = None
     try:
-        task = open_task(options, aside, channel, start)
+        task = _awaited(lambda: open_task(options, aside, channel, start), options, channel)
         with rarely_collecting():
             task.run(batches)
         counts = task.counts
@@ -81,16 +82,9 @@ def run_task(
 def open_task(
     options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None = None
 ) -> "ChunkTask | TableRowsTask":
-    """The task of the mode, as soon as the ledger answers. It waits for the length of a lease, as
-    there may be no ledger at all. Raises ConfigError if the handler cannot be imported,
-    StoreUnavailable, and Stopped.
+    """The task of the mode. Raises ConfigError if the handler cannot be imported, and
+    StoreUnavailable.
     """
-    return _awaited(lambda: _open(options, aside, channel, start), options, channel)
-
-
-def _open(
-    options: SinkOptions, aside: Aside, channel: TaskChannel, start: Start | None
-) -> "ChunkTask | TableRowsTask":
     match options.mode:
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
@@ -106,8 +100,8 @@ def _open(
             ledger = _ledger(options)
             return TransactionalTask(ledger, options, handler, aside, channel, begins, start)
         case "rows":
-            from oncely.spark.modes.table_columns import open_table
             from oncely.spark.modes.table_rows import TableRowsTask
+            from oncely.spark.modes.target_table import open_table
 
             ledger = _ledger(options)
             return TableRowsTask(ledger, options, aside, channel, open_table(options, ledger))

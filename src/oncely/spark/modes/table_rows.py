@@ -27,9 +27,15 @@ from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import PAUSE_S, store_outage
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
-from oncely.spark.modes.table_columns import as_csv, as_values, sorted_by_id, written_columns
 from oncely.spark.modes.tally import Aside, RunTally
-from oncely.spark.modes.target_table import TargetTable, refusal
+from oncely.spark.modes.target_table import (
+    TargetTable,
+    as_csv,
+    as_values,
+    refusal,
+    sorted_by_id,
+    written_columns,
+)
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
 from oncely.spark.sink.quarantine import plain

@@ -19,10 +19,9 @@ from oncely.lifecycle.transacting import TransactionSource, run, run_together
 from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
-from oncely.spark.modes.start import Start
+from oncely.spark.modes.start import Entry, Start
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside
 from oncely.spark.sink.channel import Stopped, TaskChannel
-from oncely.spark.sink.journal import Entry
 from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.sink_options import SinkOptions
 

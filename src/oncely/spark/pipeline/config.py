@@ -15,10 +15,7 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.policy import POLICY_FIELDS
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import LedgerAddress, absolute_location, open_named_ledger, read_secret
-from oncely.spark.option_values import unknown
-from oncely.spark.rabbitmq.source_options import FORMAT as RABBITMQ
-from oncely.spark.rabbitmq.source_options import beside, read_rabbitmq_options
-from oncely.spark.settings import as_text
+from oncely.spark.option_values import as_text, unknown
 from oncely.spark.sink.paths import check_apart, check_scheme, check_writable
 from oncely.spark.sink.sink_options import (
     Mode,
@@ -187,19 +184,13 @@ class PipelineConfig:
             raise self.wrong(key, text) from error
 
     def _source_options(self) -> dict[str, str]:
-        """The source's options for Spark; those of our own source are checked."""
-        options = as_text(self.source.options)
-        if self.source.format != RABBITMQ:
-            # `file:` may be meant literally: many formats name their files so.
-            with self.checking("[source] options"):
-                return {
-                    name: read_secret(value, name) if value.startswith("env:") else value
-                    for name, value in options.items()
-                }
-        options = beside(options, self.folder)
-        with self.checking("[source] options", "option "):
-            read_rabbitmq_options(options)
-        return options
+        """The source's options for Spark."""
+        # `file:` may be meant literally: many formats name their files so.
+        with self.checking("[source] options"):
+            return {
+                name: read_secret(value, name) if value.startswith("env:") else value
+                for name, value in as_text(self.source.options).items()
+            }
 
     def _absolute(self, path: str) -> str:
         return path if "://" in path else str(self.folder / path)
@@ -317,21 +308,13 @@ def read_config(
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The tables of a file; [message] is filled in if the source does not need it.
-
-    Raises ConfigError if the file cannot be read, or is not TOML.
-    """
+    """The tables of a file. Raises ConfigError if it cannot be read, or is not TOML."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
-    source = document.get("source")
-    # The source has a message's columns, under their own names.
-    if isinstance(source, dict) and source.get("format") == RABBITMQ:
-        document.setdefault("message", {name: name for name in MessageTable.model_fields})
-    return document
 
 
 def first_error(error: ValidationError) -> str:

@@ -11,8 +11,8 @@ from pyspark.sql.types import StringType, StructField, StructType, VariantType
 
 from oncely.core.ids import ID_IS_NO_STRING
 from oncely.spark.failures import cause_of, first_line
+from oncely.spark.option_values import quoted, unquoted
 from oncely.spark.pipeline.config import PipelineConfig
-from oncely.spark.settings import quoted, unquoted
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
 _CORRUPT = "_corrupt_record"

@@ -3,30 +3,31 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from uuid import uuid4
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from oncely._util.signals import told_to_stop
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.core.waiting import retries_of
 from oncely.ledger.ledger import Ledger
+from oncely.lifecycle.claim_keeper import AWAY
 from oncely.locations import open_named_ledger
 from oncely.spark.failures import as_own, cause_of
 from oncely.spark.ledgers import check_master
 from oncely.spark.pipeline.config import PipelineConfig
-from oncely.spark.pipeline.due_runs import DueRuns
 from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.recorded_run import RecordedRun
-from oncely.spark.session import session
-from oncely.spark.sink.channel import DriverChannel
-from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.handover import fetch
-from oncely.spark.sink.spreading import spread
-from oncely.spark.spark_report import Report
+from oncely.spark.session import make_active, session
+from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
+from oncely.spark.sink.counts import Counts, Report, fetch, hand_over
+from oncely.spark.sink.spreading import slots, spread
 from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
@@ -64,6 +65,50 @@ def run_pipeline(
             recorded.count(committed)
             recorded.report = Report(committed, time.monotonic() - began, stop.is_set())
             return recorded.report
+
+
+class DueRuns:
+    """Runs `consumer`'s waiting messages while there is no batch that would take them; a run writes
+    zero rows to the sink with `settings`.
+    """
+
+    def __init__(
+        self, spark: SparkSession, ledger: Ledger, consumer: str, settings: Mapping[str, str]
+    ) -> None:
+        self._spark = spark
+        self._ledger = ledger
+        self._queue = retries_of(consumer)
+        self._settings = settings
+        self._pool = ThreadPoolExecutor(1, "oncely-due")
+        self._running: Future[None] | None = None
+
+    def look(self) -> bool:
+        """Return whether messages wait. Starts a run if some are due and no run is active. Raises
+        the error of a run that failed.
+        """
+        if self._running is not None:
+            if self._running.done():
+                running, self._running = self._running, None
+                running.result()
+            return True
+        with suppress(*AWAY):
+            free_in_s = self._ledger.mailbox.free_in_s(self._queue)
+            if free_in_s == 0:
+                self._running = self._pool.submit(self._run)
+            return free_in_s is not None
+        return True
+
+    def close(self) -> None:
+        """Wait for the end of the run. Tell its tasks to stop before this."""
+        self._pool.shutdown()
+
+    def _run(self) -> None:
+        make_active(self._spark)
+        tasks = slots(self._spark)
+        # Filtered only in the tasks: an empty DataFrame would have no tasks to take messages.
+        nothing = self._spark.range(0, tasks, 1, tasks).where("rand() < 0")
+        rows = nothing.selectExpr("cast(id AS STRING) AS id")
+        rows.write.format("oncely").options(**self._settings).mode("append").save()
 
 
 @dataclass
@@ -161,10 +206,11 @@ def _start(
         dealt = spread(messages, pipeline.partitions, pipeline.upsert, pipeline.writers)
         sink = dealt.writeStream.format("oncely").options(**settings)
     else:
-        from oncely.spark.pipeline.each_batch import each_batch, take_up
+        from oncely.spark.batches.batches import Batches
 
-        take_up(spark, settings)
-        sink = messages.writeStream.foreachBatch(each_batch(settings))
+        # Finish the batches of an earlier run, also if there is no new batch.
+        _report(settings, Batches(settings).take_up(spark))
+        sink = messages.writeStream.foreachBatch(partial(_take_batch, settings))
     writer = (
         sink.queryName(pipeline.name)
         .trigger(**config.trigger)
@@ -179,6 +225,26 @@ def _start(
         shown = mask_passwords(config.checkpoint)
         text = f"{shown!r} cannot be used: {cause_of(error)}"
         raise config.wrong("[pipeline] checkpoint", text) from error
+
+
+def _take_batch(settings: Mapping[str, str], messages: DataFrame, _: int) -> None:
+    """Hand a batch of the stream to its batch handler, and report its counts to the pipeline."""
+    from oncely.spark.batches.batches import Batches
+
+    # Like a task's channel, so that stopping the pipeline waits for it.
+    own = TaskChannel(settings.get("channel"), settings.get("channel_token", ""))
+    try:
+        own.raise_if_stopping()
+        _report(settings, Batches(settings).process(messages))
+    finally:
+        own.close()
+
+
+def _report(settings: Mapping[str, str], counts: Counts) -> None:
+    if "channel" in settings:
+        report_batch(settings["channel"], settings["channel_token"], counts)
+    if "report" in settings:
+        hand_over(settings["report"], counts)
 
 
 def _told(error: Exception, config: PipelineConfig) -> OncelyError:

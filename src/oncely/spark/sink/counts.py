@@ -1,8 +1,22 @@
-"""Counts: the results of the deliveries of a task, a batch or a run."""
+"""Counts: the results of the deliveries of a task, a batch or a run; and a run's report.
 
+A batch is committed in a process on the driver's machine, which under Spark Connect is not the
+client's. But reads are planned on the driver, too, so the client reads the counts by a format.
+"""
+
+import json
+import os
+import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
+from weakref import WeakSet
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 MAX_REASONS = 50
 """The most reasons that are counted by name, over all tasks and batches."""
@@ -94,3 +108,134 @@ class Counts:
             "in_doubt": self.in_doubt,
             "waiting": self.waiting,
         }
+
+
+@dataclass
+class Report:
+    """Once all is settled, `received` is the sum of all the others."""
+
+    counts: Counts
+    seconds: float
+    stopped: bool = False
+    """Whether the run was stopped before its end; the next run continues what is not committed."""
+
+    @property
+    def received(self) -> int:
+        """Deliveries."""
+        return self.counts.received
+
+    @property
+    def handled(self) -> int:
+        """Deliveries that this run handled."""
+        return self.counts.handled
+
+    @property
+    def duplicates(self) -> int:
+        """Copies in the input, and of messages already in the ledger; `counts` has both."""
+        return self.counts.duplicates
+
+    @property
+    def quarantined(self) -> int:
+        """Rows that were set aside; `counts` has them by reason."""
+        return self.counts.quarantined.total()
+
+    @property
+    def failed(self) -> int:
+        """Deliveries of messages that are not retried."""
+        return self.counts.failed
+
+    @property
+    def in_doubt(self) -> int:
+        """Deliveries of messages in doubt: it is not known whether the effect happened."""
+        return self.counts.in_doubt
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries of failed messages that wait in the ledger for a retry."""
+        return self.counts.waiting
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether messages failed permanently or are in doubt."""
+        return bool(self.failed or self.in_doubt)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report under the names that `--json` prints."""
+        return {**self.counts.as_dict(), "seconds": round(self.seconds, 3)}
+
+
+# ---- From the process that commits a batch to the program ----------------------------------------
+
+
+_reading: WeakSet[SparkSession] = WeakSet()
+"""The sessions in which the format is registered."""
+
+
+def hand_over(run: str, counts: Counts) -> None:
+    """Store the counts of `run` on this machine, added to those of its earlier batches, for a
+    reader that knows the run's name.
+    """
+    if _file(run).exists():
+        counts += Counts(**json.loads(_file(run).read_text()))
+    unfinished = _file(run).with_suffix(".unfinished")
+    # Other users of this machine must not read the file, nor replace it.
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(vars(counts), file)
+    unfinished.replace(_file(run))
+
+
+def fetch(spark: SparkSession, run: str) -> Counts | None:
+    """Take the counts that commits have handed over; None if there are none."""
+    if hasattr(spark, "sparkContext"):
+        text = _take(run)
+    else:
+        if spark not in _reading:
+            spark.dataSource.register(HandedOver)
+            _reading.add(spark)
+        [(text,)] = spark.read.format(HandedOver.name()).option("run", run).load().collect()
+    return None if text is None else Counts(**json.loads(text))
+
+
+def _file(run: str) -> Path:
+    return Path(tempfile.gettempdir(), f"oncely-{run}.json")
+
+
+def _take(run: str) -> str | None:
+    try:
+        text = _file(run).read_text()
+    except OSError:
+        return None
+    _file(run).unlink()
+    return text
+
+
+class HandedOver(DataSource):
+    """`format("oncely-counts")`: one row with the counts of the option `run`, if there are any."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "oncely-counts"
+
+    def schema(self) -> str:
+        """One column, JSON."""
+        return "counts string"
+
+    def reader(self, schema: StructType) -> "CountsReader":  # noqa: ARG002 - Spark's signature.
+        """The reader of the counts."""
+        return CountsReader(self.options["run"])
+
+
+class CountsReader(DataSourceReader):
+    """Used on the driver, and as a copy in its one task."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The counts, taken here because Spark calls this on the driver."""
+        return [InputPartition(_take(self._run))]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str | None]]:
+        """The row."""
+        yield (partition.value,)

@@ -14,6 +14,7 @@ from oncely.core.policy import POLICY_FIELDS, Policy
 from oncely.lifecycle.wrapping import check_function, check_takes
 from oncely.locations import LedgerAddress, check_shared
 from oncely.spark.option_values import (
+    as_names,
     check_consumer,
     choice,
     refuse_unknown,
@@ -22,7 +23,6 @@ from oncely.spark.option_values import (
     unknown,
     whole_number,
 )
-from oncely.spark.settings import as_names
 from oncely.spark.sink.paths import absolute_paths, check_apart, check_quarantine
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import check_transactions

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from oncely.core.errors import ConfigError
-from oncely.spark.settings import quoted
+from oncely.spark.option_values import quoted
 from oncely.spark.sink.message_rows import check_has_id
 
 _ROWS_FOR_EVERY_PART = 100_000

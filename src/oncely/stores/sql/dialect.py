@@ -383,7 +383,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
-        """Keep messages, each a row of `WAITING`, as the Inside protocol says."""
+        """Keep messages, each a row of `WAITING`, as the Transaction protocol says."""
 
     puts: ClassVar[bool] = False
     """Whether there is a `put`."""

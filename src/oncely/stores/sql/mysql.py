@@ -174,17 +174,10 @@ class Mysql(Dialect):
         return self._unchanged(link, [(key, version) for key, _, version, *_ in case.rows])
 
     def update(self, link: SqlConnection, case: Case) -> set[Key]:
-        def write(rows: Sequence[Row]) -> int:
-            columns = columns_of(case if rows is case.rows else case._replace(rows=rows))
-            return int(self._executed(link, self._build_update, columns).rowcount)
-
-        return self._write(link, case.rows, write)
+        return self._write(link, case, self._build_update, columns_of)
 
     def delete(self, link: SqlConnection, case: Case) -> set[Key]:
-        def write(rows: Sequence[Row]) -> int:
-            return int(self._executed(link, self._build_removal, believed(rows)).rowcount)
-
-        return self._write(link, case.rows, write)
+        return self._write(link, case, self._build_removal, lambda part: believed(part.rows))
 
     def rows_of(
         self, link: SqlConnection, keys: Sequence[Key], *, locks: bool
@@ -341,16 +334,21 @@ class Mysql(Dialect):
     # ---- Writing exactly what is unchanged -----------------------------------------------------
 
     def _write(
-        self, link: SqlConnection, rows: Sequence[Row], write: Callable[[Sequence[Row]], int]
+        self, link: SqlConnection, case: Case, build: _Build, columns: Callable[[Case], Columns]
     ) -> set[Key]:
         """Write the rows whose record is as believed; return their keys."""
+
+        def write(part: Case) -> int:
+            return int(self._executed(link, build, columns(part)).rowcount)
+
+        rows = case.rows
         keys = {row[0] for row in rows}
         if len(rows) == 1:
-            return keys if write(rows) else set()
+            return keys if write(case) else set()
         if not self.is_inside:
             try:
                 with in_transaction(link):
-                    if write(rows) < len(rows):
+                    if write(case) < len(rows):
                         raise _NotAll
                 return keys
             except _NotAll:
@@ -358,7 +356,7 @@ class Mysql(Dialect):
         with nullcontext() if self.is_inside else in_transaction(link):
             unchanged = self._unchanged(link, [row[:2] for row in rows], lock=True)
             if unchanged:
-                write([row for row in rows if row[0] in unchanged])
+                write(case._replace(rows=[row for row in rows if row[0] in unchanged]))
             return unchanged
 
     def _unchanged(

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from copy import copy
 from functools import wraps
 from heapq import merge
@@ -460,7 +460,9 @@ class SqlStore:
         try:
             if self._file is not None:
                 self._check_file(self._file)
-            with self._dialect.hurried(connection) if is_hurried else nullcontext():
+            if not is_hurried:
+                return work(connection, *args)
+            with self._dialect.hurried(connection):
                 return work(connection, *args)
         except BaseException as error:
             if isinstance(error, Exception) and (fault := self._fault(error)) is not None:

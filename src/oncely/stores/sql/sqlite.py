@@ -223,6 +223,7 @@ class Sqlite(Dialect):
             return self._execute(link, build, rows).rowcount
         with self._lock:
             write = partial(self._execute, link, build, rows)
+            # A cursor of its own: the row count is that of the last statement of a cursor.
             return sqlite_files.when_free(link.connection.cursor(), write).rowcount
 
     def _unchanged(self, link: SqlConnection, rows: Sequence[Believed]) -> set[Key]:

@@ -140,7 +140,7 @@ class Intake(Channel):
         )
         count = times if self._settings.counts_deliveries else 1
         tag = Tag(self, number)
-        self._arrivals.put(Delivery(message, self._queue, count, tag, problem))
+        self._arrivals.put(Delivery(message, self._queue, count, tag, problem, redelivered))
 
     def _get(self, reply: Reply) -> None:
         """Get a message from the queue, as if the broker had sent it."""

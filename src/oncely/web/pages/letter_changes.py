@@ -1,4 +1,4 @@
-"""Dead letters: retried, edited, discarded."""
+"""What a form names by numbers: dead letters, and deferred messages that were refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,23 +9,35 @@ from oncely import ops
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.shown import shown
-from oncely.core.waiting import DeadLetter
-from oncely.web.decisions import LETTERS, OperatorDecision
+from oncely.core.waiting import DeadLetter, WaitingMessage
+from oncely.web.decisions import LETTERS, UNSENT, OperatorDecision
 from oncely.web.pages.confirming import MORE, NOTE_MISSING, Chosen, DecisionPages, Outcome, Subject
 from oncely.web.pages.failed import masked, number
 from oncely.web.visit import MOST, Visit
 
 _GONE = "it is not there any more: a worker or somebody else was faster"
+_UNSENT_GONE = "it is not refused any more, or was sent or discarded meanwhile"
 
 
-def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
+def _decide_letters(visit: Visit, decided: OperatorDecision) -> Outcome:
+    return _told(_decided(visit, decided), "dead letter", _GONE)
+
+
+def _decide_unsent(visit: Visit, decided: OperatorDecision) -> Outcome:
+    """Do it to those that are refused still."""
+    return _told(_decided(visit, decided), "message", _UNSENT_GONE)
+
+
+def _decided(visit: Visit, decided: OperatorDecision) -> ops.Changed[int]:
     ids = [number(text) for text in visit.sent("id")[:MOST]]
-    return _outcome(decided.apply(visit.ledger, ids, by=visit.by, why=visit.field("why")))
+    changed: ops.Changed[int]
+    changed = decided.apply(visit.ledger, ids, by=visit.by, why=visit.field("why"))
+    return changed
 
 
-def _outcome(changed: ops.LettersChanged) -> Outcome:
-    gone = [f"dead letter {id_}: {_GONE}" for id_ in changed.missing]
-    return Outcome([f"dead letter {id_}" for id_ in changed.done], gone, changed.audit_error)
+def _told(changed: ops.Changed[int], what: str, gone: str) -> Outcome:
+    missing = [f"{what} {id_}: {gone}" for id_ in changed.missing]
+    return Outcome([f"{what} {id_}" for id_ in changed.done], missing, changed.audit_error)
 
 
 def edit(visit: Visit) -> Response:
@@ -40,7 +52,7 @@ def edit(visit: Visit) -> Response:
         by=visit.by,
         why=visit.field("why"),
     )
-    return PAGES.done(visit, LETTERS["retry"], _outcome(changed))
+    return LETTER_PAGES.done(visit, LETTERS["retry"], _told(changed, "dead letter", _GONE))
 
 
 def _edited(visit: Visit, letter: DeadLetter) -> Message:
@@ -57,7 +69,7 @@ def _edited(visit: Visit, letter: DeadLetter) -> Message:
     return edited if body == message.body.replace(b"\r\n", b"\n") else replace(edited, body=body)
 
 
-def _choose(visit: Visit) -> Chosen:
+def _choose_letters(visit: Visit) -> Chosen:
     """Those that were ticked, or all of a list; and what has gone meanwhile."""
     consumer = visit.field("consumer") or None
     if visit.sent("every"):
@@ -90,4 +102,28 @@ def _subject(letter: DeadLetter) -> Subject:
     return Subject(letter.key, str(letter.id), label)
 
 
-PAGES = DecisionPages(LETTERS, "/letters/change", "/failed", "id", _choose, _decide)
+LETTER_PAGES = DecisionPages(
+    LETTERS, "/letters/change", "/failed", "id", _choose_letters, _decide_letters
+)
+
+
+def _choose_unsent(visit: Visit) -> Chosen:
+    """Those that were ticked, or all that were refused; and what has gone meanwhile."""
+    if visit.sent("every"):
+        every = ops.unsent_messages(visit.ledger, None, MOST, is_refused=True, with_bodies=False)
+        return Chosen([*map(_unsent_subject, every.messages)], [MORE] if every.more else [])
+    ids = {number(text): text for text in visit.sent("id")[:MOST]}
+    found = ops.refused_numbered(visit.ledger, [*ids])
+    gone = ids.keys() - {each.number for each in found}
+    missing = [f"message {text}: {_UNSENT_GONE}" for id_, text in ids.items() if id_ in gone]
+    return Chosen([*map(_unsent_subject, found)], missing)
+
+
+def _unsent_subject(message: WaitingMessage) -> Subject:
+    label = f"message {message.number} to {message.destination}: {message.reason or 'no reason'}"
+    return Subject(message.parent, str(message.number), label)
+
+
+UNSENT_PAGES = DecisionPages(
+    UNSENT, "/unsent/change", "/outbox", "id", _choose_unsent, _decide_unsent
+)

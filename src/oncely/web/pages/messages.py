@@ -8,8 +8,8 @@ from starlette.responses import Response
 from oncely import ops
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Record
+from oncely.web.contents import record_mark
 from oncely.web.decisions import RECORDS
-from oncely.web.marks import record_mark
 from oncely.web.pages.lists import command, more_of
 from oncely.web.visit import Visit
 

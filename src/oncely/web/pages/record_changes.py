@@ -1,13 +1,13 @@
-"""Records: what operators decide of them, one or many."""
+"""Records and waiting retries: what operators decide of them, one or many."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from oncely import ops
 from oncely.core.errors import RefusedError, StoreError, mask_passwords
-from oncely.core.record import Record
-from oncely.web.decisions import RECORDS, OperatorDecision
-from oncely.web.marks import read_record_mark, record_mark
+from oncely.core.record import Key, Record
+from oncely.web.contents import read_record_mark, read_waiting_mark, record_mark, waiting_mark
+from oncely.web.decisions import RECORDS, WAITING, OperatorDecision
 from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named
 from oncely.web.visit import MOST, Visit
 
@@ -43,7 +43,7 @@ def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) ->
     return Outcome(done, refused, audit_error)
 
 
-def _probed_one(visit: Visit, record: Record) -> tuple[ops.Changed | None, str]:
+def _probed_one(visit: Visit, record: Record) -> tuple[ops.Changed[Key] | None, str]:
     """What a probe has changed, and what came of it in words."""
     probe = visit.site.probes.get(record.key.consumer)
     if probe is None:
@@ -87,4 +87,25 @@ def _unchanged(visit: Visit) -> tuple[Sequence[Record], list[str]]:
     )
 
 
-PAGES = DecisionPages(RECORDS, "/records/change", "/in-doubt", "record", _choose, _decide)
+RECORD_PAGES = DecisionPages(RECORDS, "/records/change", "/in-doubt", "record", _choose, _decide)
+
+
+def _retries(visit: Visit) -> Iterable[Key]:
+    return dict.fromkeys(map(read_waiting_mark, visit.sent("record")[:MOST]))
+
+
+def _choose_retries(visit: Visit) -> Chosen:
+    return Chosen([Subject(key, waiting_mark(key), named(key)) for key in _retries(visit)])
+
+
+def _decide_retries(visit: Visit, decided: OperatorDecision) -> Outcome:
+    """Do it to those that wait still, and that no worker has taken."""
+    keys = [*_retries(visit)]
+    changed = decided.apply(visit.ledger, keys, by=visit.by, why=visit.field("why"))
+    refused = [each.reason for each in changed.refused]
+    return Outcome([*map(named, changed.done)], refused, changed.audit_error)
+
+
+RETRY_PAGES = DecisionPages(
+    WAITING, "/waiting/change", "/waiting", "record", _choose_retries, _decide_retries
+)

@@ -1,0 +1,124 @@
+"""`oncely migrate`, `check`, `purge` and `archive`: the schema, problems of a ledger or its
+settings, and records after their retention.
+"""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, get_args
+
+from oncely.cli import lazy_ops as ops
+from oncely.cli import options, values
+from oncely.cli.opening import to_migrate
+from oncely.cli.options import LedgerName, Note, Past
+from oncely.cli.tables import consumers_table, put
+from oncely.cli.terminal import Progress, put_json, say, tell_audit
+from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
+from oncely.core.policy import Policy
+from oncely.core.shown import shown
+from oncely.stores.names import Program
+
+if TYPE_CHECKING:
+    from oncely.ledger.ledger import Ledger
+
+
+@options.command("migrate", "oncely migrate --ledger sqlite:///ledger.db")
+@options.flag("--sql", "print the SQL and change nothing", "only_print")
+@options.ledger
+def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
+    """Create or upgrade the schema."""
+    with to_migrate(at, only_look=only_print) as ledger:
+        try:
+            sql = ledger.migration_sql()
+            if not only_print:
+                ledger.migrate()
+                # A store without a schema has not been reached so far.
+                ledger.now()
+        except StoreUnavailable as error:
+            raise ConfigError(
+                f"ledger: it cannot be reached: {error}; start it, or name another with --ledger"
+            ) from error
+    applied = bool(sql) and not only_print
+    if as_json:
+        put_json({"applied": applied, "sql": sql})
+    elif only_print and sql:
+        print(sql.rstrip("\n"))
+    else:
+        say("migrated" if applied else "nothing to do: the schema is up to date")
+
+
+@options.command("check", "oncely check --replay-window 7d --broker-timeout 30m")
+@options.option(
+    "--for",
+    get_args(Program),
+    "the kind of program whose privileges in the database are checked",
+    "program",
+    default="worker",
+)
+@options.time("--replay-window", "how long a message may be delivered again")
+@options.time("--retention", "how long records are kept, instead of each consumer's own retention")
+@options.time("--broker-timeout", "how long the broker waits for an acknowledgement")
+@options.option("--lease", values.LEASE, "a claim's time limit, or none", default=Policy().lease)
+@options.open_ledger
+def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
+    """Find what can lose or repeat messages: the schema, store settings, privileges that the role
+    of the ledger's URL lacks, retention, lease.
+    """
+    found = ops.problems(ledger, **settings)
+    sentences = [mask_passwords(sentence) for sentence in found]
+    if as_json:
+        put_json({"problems": sentences})
+    else:
+        print("\n".join(shown(sentence) for sentence in sentences) or "no problems")
+    return int(bool(sentences))
+
+
+@options.command("purge", "oncely purge --older-than 30d --retention billing=90d")
+@options.retention
+@options.option("--batch", values.NUMBER, "records in one transaction", default=1_000)
+@options.note
+@options.open_ledger
+def purge(ledger: "Ledger", past: Past, batch: int, note: Note, as_json: bool) -> None:
+    """Remove records that were completed or failed long ago."""
+    so_far: Counter[str] = Counter()
+    with Progress() as progress:
+
+        def show(consumer: str, batch: int) -> None:
+            so_far[consumer] += batch
+            progress.show(f"purged {so_far[consumer]:,} of {consumer}  {progress.took_s:.0f} s")
+
+        purged = ops.purge(ledger, **past, batch=batch, on_batch=show, **note)
+    tell_audit(purged.audit_error)
+    total = sum(purged.counts.values())
+    if as_json:
+        put_json({"purged": purged.counts, "total": total, "audit_error": purged.audit_error})
+        return
+    rows = {consumer: [count] for consumer, count in purged.counts.items()}
+    put(consumers_table(["purged"], rows, [total]))
+
+
+@options.command("archive", "oncely archive --to s3://bucket/ledger")
+@options.option("--to", values.FOLDER, "a path, or a URI such as s3://bucket/folder", required=True)
+@options.retention
+@options.option("--batch", values.NUMBER, "records held in memory at once", default=50_000)
+@options.note
+@options.open_ledger
+def archive(ledger: "Ledger", to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
+    """Write records that were completed or failed long ago to Parquet, then remove them."""
+    from oncely.archive.writing import Archived
+    from oncely.archive.writing import archive as move
+
+    with Progress("reading the ledger") as progress:
+
+        def show(consumer: str, so_far: Archived) -> None:
+            progress.show(f"archived {so_far.archived:,} of {consumer}  {progress.took_s:.0f} s")
+
+        archived = move(ledger, to, **past, batch=batch, on_batch=show, **note)
+    tell_audit(archived.audit_error)
+    consumers = {name: asdict(each) for name, each in archived.counts.items()}
+    total = {key: sum(each[key] for each in consumers.values()) for key in asdict(Archived())}
+    if as_json:
+        error = archived.audit_error
+        put_json({"consumers": consumers, "total": total, "audit_error": error})
+        return
+    rows = {name: [*counts.values()] for name, counts in consumers.items()}
+    put(consumers_table([*total], rows, [*total.values()]))

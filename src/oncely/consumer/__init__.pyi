@@ -1,0 +1,3 @@
+from .consumer import Consumer
+
+__all__ = ["Consumer"]

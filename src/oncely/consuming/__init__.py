@@ -1,1 +1,0 @@
-"""What brings messages from a transport to a handler."""

@@ -1,1 +1,0 @@
-"""The Spark format "oncely-rabbitmq": a queue as a source, spooled before it is acknowledged."""

@@ -1,0 +1,208 @@
+"""The bridge: from a broker into a ledger's queue or into files, killed and cut off on the way."""
+
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from errno import ENOSPC
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conditions import wait_until
+
+from oncely import (
+    BridgeReport,
+    ConfigError,
+    Consumer,
+    Message,
+    StoreError,
+    TransportError,
+    bridge,
+    open_ledger,
+    open_transport,
+)
+from oncely.sources import open_source
+from oncely.testing.crashes import killed_at
+
+QUEUE = "orders"
+UNUSABLE = {
+    "too long id": Message("x" * 300),
+    "id with NUL": Message("a\0b"),
+    "id with a lone surrogate": Message("a\ud800b"),
+    "type with NUL": Message("typed", type="a\0\ud800"),
+    "key with NUL": Message("keyed", key="a\0"),
+    None: Message(""),
+}
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
+def ledger_url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_ledger_url"))
+
+
+class OwnSource:
+    """A source as others write it: of its first batches an error is raised, and one is not
+    acknowledged.
+    """
+
+    def __init__(self, *batches: Sequence[Message] | Exception) -> None:
+        self.batches = [*batches]
+        self.last: Sequence[Message] = ()
+        self.acknowledged: list[Message] = []
+
+    def receive(self, max_messages: int, wait_s: float) -> Sequence[Message]:
+        batch = self.batches.pop(0) if self.batches else ()
+        if isinstance(batch, Exception):
+            raise batch
+        self.last = batch
+        return batch
+
+    def acknowledge(self) -> None:
+        if self.last[0].id == "lost":
+            raise TransportError("the connection was lost")
+        self.acknowledged += self.last
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    files = sorted(folder.glob("[!.]*"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def handled(url: str) -> list[Message]:
+    """The messages that a consumer of the ledger's queue handles."""
+    found: list[Message] = []
+    with closing(open_ledger(url)) as ledger:
+        Consumer(url, QUEUE).idempotent(ledger, "shop").consume(found.append, drain=True)
+    return found
+
+
+def test_messages_stay_as_they_are(ledger_url: str, tmp_path: Path) -> None:
+    """All fields are those that came, in a ledger and in files. A message without an id that can be
+    used is a dead letter by default, which has that id in its headers; a file holds it as it is.
+    """
+    at = datetime(2025, 3, 1, 12, 30, 0, 123456, timezone(timedelta(hours=2)))
+    never = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
+    whole = Message("é", b"\xff\0", "order.made", {"a": "ü\u2028"}, "shop", at, "x/y", key="k")
+    messages = [whole, Message("b", "é".encode(), time=never), *UNUSABLE.values()]
+    with closing(open_ledger(ledger_url)) as ledger:
+        assert bridge(OwnSource(messages), ledger, drain=True) == BridgeReport(len(messages))
+        assert sorted(handled(ledger_url), key=lambda each: each.id) == [messages[1], whole]
+        letters = [letter.message.headers for letter in ledger.dead("shop")]
+    assert {h.get("oncely-reason"): h.get("oncely-id", "") for h in letters} == {
+        reason: message.id for reason, message in UNUSABLE.items()
+    }
+    bridge(OwnSource(messages), files=tmp_path / "deep" / "out", drain=True)
+    first, second, *others = lines_of(tmp_path / "deep" / "out")
+    assert first == {
+        "id": "é",
+        "type": "order.made",
+        "body_base64": "/wA=",
+        "headers": {"a": "ü\u2028"},
+        "source": "shop",
+        "time": at.astimezone(UTC).isoformat(),
+        "key": "k",
+    }
+    nothing: dict[str, Any] = {"type": None, "headers": {}, "source": None, "time": None}
+    assert second == {"id": "b", "body": "é", "key": None, **nothing}
+    assert [line["id"] or "" for line in others] == [each.id for each in UNUSABLE.values()]
+
+
+@pytest.mark.parametrize("point", ["bridge_received", "bridge_stored", "bridge_acknowledged"])
+def test_killed_on_the_way(rabbitmq_url: str, sqlite_ledger_url: str, point: str) -> None:
+    """Nothing is lost, and the consumer handles each message once: copies have its id."""
+    ids = [f"m{n:03}" for n in range(200)]
+
+    def work() -> None:
+        with (
+            closing(open_ledger(sqlite_ledger_url)) as ledger,
+            closing(open_source(rabbitmq_url, QUEUE)) as source,
+        ):
+            bridge(source, ledger, drain=True)
+
+    with closing(open_transport(rabbitmq_url)) as transport:
+        transport.publish(QUEUE, [*map(Message, ids)])
+        assert killed_at(point, work)
+        found: list[str] = []
+
+        def are_handled() -> bool:
+            # The broker may still believe that the process has its messages.
+            work()
+            found.extend(message.id for message in handled(sqlite_ledger_url))
+            return len(found) >= len(ids)
+
+        wait_until(are_handled)
+        assert sorted(found) == ids
+        assert transport.is_drained(QUEUE)
+
+
+def test_what_is_away_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told when that begins and when it is over, and nothing is acknowledged meanwhile. But
+    what was never there is an error.
+    """
+    away, folder = TransportError("nobody is there"), tmp_path / "out"
+    with pytest.raises(TransportError, match="nobody is there"):
+        bridge(OwnSource(away), files=folder, drain=True)
+    source = OwnSource([Message("a")], away, away, [Message("lost")], [Message("c")])
+    told: list[str] = []
+
+    def note(report: BridgeReport) -> None:
+        told.append(report.error or "")
+        if report.stored == 2 and report.error is None:
+            shutil.rmtree(folder)
+        elif report.stored == 2:
+            assert [message.id for message in source.acknowledged] == ["a"]
+            folder.mkdir()
+
+    with caplog.at_level(logging.INFO, "oncely.bridge"):
+        assert bridge(source, files=folder, drain=True, on_progress=note) == BridgeReport(3)
+    assert [line["id"] for line in lines_of(folder)] == ["c"]
+    assert [message.id for message in source.acknowledged] == ["a", "c"]
+    stalled = ["bridge_stalled", "bridge_recovered"]
+    events = [record.__dict__["event"] for record in caplog.records]
+    assert events == ["bridge_stalled", "acknowledgements_lost", "bridge_recovered", *stalled]
+    assert [*map(bool, told)] == [False, True, True, False, True, False]
+    assert "cannot be written: No such file or directory" in told[4]
+
+
+def test_stopped_with_a_batch_in_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be stored stays the broker's, and nothing of it is left in the folder."""
+    source, stop, rename = OwnSource([Message("a")], [Message("b")]), threading.Event(), Path.rename
+
+    def refuse(file: Path, name: Path) -> Path:
+        if source.acknowledged:
+            stop.set()
+            raise OSError(ENOSPC, "No space left on device")
+        return rename(file, name)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert bridge(source, files=tmp_path, stop=stop).stored == 1
+    assert [message.id for message in source.acknowledged] == ["a"]
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_mistakes(tmp_path: Path, redis_url: str) -> None:
+    """Each is told in one line, before anything is received."""
+    source, ledger = OwnSource([Message("a")]), open_ledger("memory://")
+    with closing(open_ledger(redis_url)) as in_redis:
+        mistakes: dict[str, dict[str, Any]] = {
+            "name one place": {},
+            "a ledger, or files=FOLDER": {"ledger": ledger, "files": "x"},
+            "write a shorter name": {"ledger": ledger, "queue": "q" * 300},
+            "write open_ledger": {"ledger": "sqlite:///ledger.db"},
+            "'s3://b/x' is not a folder": {"files": "s3://b/x"},
+            "'/dev/null/x' cannot be made": {"files": "/dev/null/x"},
+            "keeps no queues": {"ledger": in_redis},
+        }
+        for said, given in mistakes.items():
+            with pytest.raises(ConfigError, match=said):
+                bridge(source, **given)
+    with closing(open_ledger(f"sqlite:///{tmp_path}/new.db")) as empty, pytest.raises(StoreError):
+        bridge(source, empty)
+    assert len(source.batches) == 1
