@@ -70,10 +70,10 @@ campaign: .venv/.ready servers .venv/spark.jsa ## all tests on every store and i
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder --timeout 3600
 
 queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, over N messages (N=20000)
-	@ONCELY_TEST_ALL=1 ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py -k "not kafka"
 
 kafka-kills: .venv/.ready servers ## kill workers at a topic of Kafka, and the broker twice, over N messages (N=100000)
-	@ONCELY_TEST_ALL=1 ONCELY_TEST_KAFKA_KILLS=$(or $(N),100000) scripts/pytest.sh tests/integration/test_kafka_kills.py
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_KAFKA_KILLS=$(or $(N),100000) scripts/pytest.sh tests/integration/test_queue_kills.py -k kafka
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py

@@ -615,23 +615,13 @@ class Kafka(Server):
         super().__init__()
 
     @property
-    def url(self) -> str:
-        return f"kafka://{self.address}"
-
-    @property
     def address(self) -> str:
         """Where clients find it."""
         return f"{HOST}:{self.port}"
 
-    def create_topic(self, name: str, partitions: int, **settings: str) -> None:
-        """Create a topic, whose settings have `_` for each dot."""
-        from confluent_kafka.admin import AdminClient
-        from confluent_kafka.cimpl import NewTopic
-
-        config = {name.replace("_", "."): value for name, value in settings.items()}
-        client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
-        [made] = client.create_topics([NewTopic(name, partitions, config=config)]).values()
-        made.result(_ASK_TIMEOUT_S)
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.address}"
 
     def _prepare(self) -> None:
         self._run(
@@ -663,14 +653,9 @@ class Kafka(Server):
             "transaction.state.log.num.partitions": 1,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
-            "share.coordinator.state.topic.num.partitions": 1,
-            "share.coordinator.state.topic.replication.factor": 1,
-            "share.coordinator.state.topic.min.isr": 1,
             # Nobody waits for others that might join a group.
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": 1_000,
-            "group.consumer.min.session.timeout.ms": 1_000,
-            "group.consumer.min.heartbeat.interval.ms": 100,
             "auto.create.topics.enable": "false",
         }
 
@@ -692,6 +677,16 @@ class Kafka(Server):
             return bool(client.list_topics(timeout=_ASK_TIMEOUT_S).brokers)
         except KafkaException:
             return False
+
+
+def create_topic(brokers: str, name: str, partitions: int, **settings: str) -> None:
+    """Create a topic of Kafka, whose settings are named as there."""
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    client = AdminClient({"bootstrap.servers": brokers, "log_level": 0})
+    [made] = client.create_topics([NewTopic(name, partitions, config=settings)]).values()
+    made.result(_ASK_TIMEOUT_S)
 
 
 def find_program(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""A worker at a queue in PostgreSQL, which is killed in the midst of its work."""
+"""A worker at a queue in PostgreSQL or Kafka, which is killed in the midst of its work."""
 
 import sys
 import time
@@ -7,6 +7,7 @@ import psycopg
 from sqlalchemy import Connection, create_engine, text
 
 from oncely import Consumer, Message, at_least_once, open_ledger
+from oncely.core.errors import TransportError
 from oncely.core.message import current
 
 QUEUE, CONSUMER = "jobs", "campaign"
@@ -17,18 +18,19 @@ FAILS_FIRST = 25
 EFFECT = "INSERT INTO effects (id) VALUES ('{}')"
 
 
-def consumer_at(url: str) -> Consumer:
-    """What both kinds of worker have in common."""
-    return (
-        Consumer(f"{url}?visibility={LEASE}", QUEUE)
+def consumer_at(url: str, transport: str) -> Consumer:
+    """What all kinds of worker have in common."""
+    consumer = (
+        Consumer(transport, QUEUE)
         .idempotent(open_ledger(url), CONSUMER, policy=at_least_once(lease=LEASE))
         .tries(50)
         .backoff("100ms")
         .window(WINDOW)
     )
+    return consumer.ordered() if transport.startswith("kafka:") else consumer
 
 
-def work(url: str, kind: str, pause_s: float) -> None:
+def work(url: str, kind: str, pause_s: float, transport: str) -> None:
     """Handle messages until it is stopped."""
     if kind == "transactional":
         engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
@@ -37,7 +39,14 @@ def work(url: str, kind: str, pause_s: float) -> None:
             _take_time(message, pause_s)
             connection.execute(text(EFFECT.format(message.id)))
 
-        consumer_at(url).transactional(engine).consume(join, stop_on_signals=True)
+        while True:
+            try:
+                consumer_at(url, transport).transactional(engine).consume(
+                    join, stop_on_signals=True
+                )
+                return
+            except TransportError:
+                time.sleep(0.1)  # The broker is away, and was when this began.
     else:
         with psycopg.connect(url, autocommit=True) as connection:
 
@@ -45,7 +54,7 @@ def work(url: str, kind: str, pause_s: float) -> None:
                 _take_time(message, pause_s)
                 connection.execute(EFFECT.format(message.id))
 
-            consumer_at(url).consume(act, stop_on_signals=True)
+            consumer_at(url, transport).consume(act, stop_on_signals=True)
 
 
 def _take_time(message: Message, pause_s: float) -> None:
@@ -55,4 +64,4 @@ def _take_time(message: Message, pause_s: float) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    work(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

@@ -1,4 +1,6 @@
-"""Workers at a queue in PostgreSQL are killed and started again: none lost, none doubled."""
+"""Workers at a queue in PostgreSQL, or a topic of Kafka, are killed and started again: none lost,
+none doubled.
+"""
 
 import os
 import random
@@ -11,7 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.conditions import wait_until
-from tests.integration.queue_worker import CONSUMER, QUEUE, WINDOW
+from tests.integration.queue_worker import CONSUMER, LEASE, QUEUE, WINDOW
+from tests.servers import Kafka, create_topic
 from tests.turns import in_turn
 
 from oncely import Message, open_ledger, open_transport
@@ -20,17 +23,22 @@ from oncely.core.record import State
 MESSAGES = int(os.environ.get("ONCELY_TEST_QUEUE_KILLS", "300"))
 WORKERS = 3 if MESSAGES <= 1_000 else 20
 _KILLS = 2 * WORKERS
+KAFKA_MESSAGES = int(os.environ.get("ONCELY_TEST_KAFKA_KILLS", "1000"))
+_KAFKA_KILLS = max(6, KAFKA_MESSAGES // 1_500)
+_KEYS = 50
 _PAUSE_S = min(0.01, 60 / MESSAGES)
 _BATCH = 500
-_TIMEOUT_S = 600 + MESSAGES // 25
+_TIMEOUT_S = 600 + max(MESSAGES, KAFKA_MESSAGES) // 20
 _ROOT = Path(__file__).parents[2]
 
 
 class Campaign:
     """Workers of which another takes the place of each that is killed."""
 
-    def __init__(self, url: str, kind: str) -> None:
-        self._url, self._kind = url, kind
+    messages, workers, kills, pause_s = MESSAGES, WORKERS, _KILLS, _PAUSE_S
+
+    def __init__(self, url: str, kind: str, transport: str) -> None:
+        self._url, self._kind, self._transport = url, kind, transport
         self._workers: list[subprocess.Popen[bytes]] = []
         self._watch = psycopg.connect(url, autocommit=True)
 
@@ -39,11 +47,11 @@ class Campaign:
         with self._watch, self._at_work():
             # Not before they work: those that are killed are to have something in hand.
             self._wait_for(1)
-            for number in range(_KILLS):
+            for number in range(self.kills):
                 # At any moment of their work.
-                self._wait_for(int(MESSAGES * (number + random.random()) / (2 * _KILLS)))
-                self._kill(random.randrange(WORKERS))
-            self._wait_for(MESSAGES)
+                self._wait_for(int(self.messages * (number + random.random()) / (2 * self.kills)))
+                self._interrupt(number, random.randrange(self.workers))
+            self._wait_for(self.messages)
             self._wait_until_empty()
 
     def effects(self) -> tuple[int, int]:
@@ -54,15 +62,11 @@ class Campaign:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         self._watch.execute("CREATE TABLE effects (number serial, id text)")
-        with closing(open_transport(self._url)) as transport:
-            for start in range(0, MESSAGES, _BATCH):
-                ids = range(start, min(start + _BATCH, MESSAGES))
-                # Some share a lane, in which they go one after another.
-                keys = [f"k{n // 10 % 20}" if n % 10 == 0 else None for n in ids]
-                transport.publish(
-                    QUEUE, [Message(str(n), key=key) for n, key in zip(ids, keys, strict=True)]
-                )
-        self._workers = [self._started() for _ in range(WORKERS)]
+        with closing(open_transport(self._transport)) as transport:
+            for start in range(0, self.messages, _BATCH):
+                ids = range(start, min(start + _BATCH, self.messages))
+                transport.publish(QUEUE, [Message(str(n), key=self._key_of(n)) for n in ids])
+        self._workers = [self._started() for _ in range(self.workers)]
         try:
             yield
         finally:
@@ -71,14 +75,23 @@ class Campaign:
             for worker in self._workers:
                 worker.wait(60)
 
-    def _started(self) -> "subprocess.Popen[bytes]":
-        program = ["-m", "tests.integration.queue_worker", self._url, self._kind, str(_PAUSE_S)]
-        return subprocess.Popen([sys.executable, *program], cwd=_ROOT, stderr=subprocess.DEVNULL)
+    def _key_of(self, number: int) -> str | None:
+        # Some share a lane, in which they go one after another.
+        return f"k{number // 10 % 20}" if number % 10 == 0 else None
 
-    def _kill(self, place: int) -> None:
-        assert self._workers[place].poll() is None, "a worker has ended by itself"
-        self._workers[place].kill()
-        self._workers[place].wait()
+    def _started(self) -> "subprocess.Popen[bytes]":
+        program = ["-m", "tests.integration.queue_worker", self._url, self._kind]
+        arguments = [sys.executable, *program, str(self.pause_s), self._transport]
+        return subprocess.Popen(arguments, cwd=_ROOT, stderr=subprocess.DEVNULL)
+
+    def _interrupt(self, number: int, place: int) -> None:
+        self._replace(place, subprocess.Popen.kill)
+
+    def _replace(self, place: int, end: "Callable[[subprocess.Popen[bytes]], None]") -> None:
+        worker = self._workers[place]
+        assert worker.poll() is None, "a worker has ended by itself"
+        end(worker)
+        worker.wait(120)
         self._workers[place] = self._started()
 
     def _wait_for(self, effects: int) -> None:
@@ -97,6 +110,63 @@ class Campaign:
         )
 
 
+class KafkaCampaign(Campaign):
+    """The same at a topic: workers also come and go, and the broker is restarted, and killed."""
+
+    messages, workers, kills, pause_s = KAFKA_MESSAGES, 3, _KAFKA_KILLS, 0.0
+
+    def __init__(self, url: str, kafka: Kafka, options: str) -> None:
+        super().__init__(url, "transactional", f"{kafka.url}?prefetch=200&{options}")
+        self._kafka = kafka
+
+    def order(self) -> dict[str, list[int]]:
+        """The numbers of each key, in the order in which they took effect."""
+        numbers: dict[str, list[int]] = {}
+        with psycopg.connect(self._url) as connection:
+            for (number,) in connection.execute("SELECT id::int FROM effects ORDER BY number"):
+                numbers.setdefault(self._key_of(number), []).append(number)
+        return numbers
+
+    def _key_of(self, number: int) -> str:
+        return f"k{number % _KEYS}"
+
+    def _interrupt(self, number: int, place: int) -> None:
+        if number == self.kills // 3:
+            self._kafka.restart()
+        elif number == 2 * self.kills // 3:
+            self._kafka.kill()
+            self._kafka.start()
+        ends = (subprocess.Popen.kill, subprocess.Popen.terminate)
+        self._replace(place, random.choice(ends))
+
+    def _wait_until_empty(self) -> None:
+        super()._wait_until_empty()
+        with closing(open_transport(self._transport)) as transport:
+            wait_until(lambda: transport.is_drained(QUEUE), "the group has a lag")
+
+
+@pytest.mark.in_turn("processes are killed")
+@pytest.mark.timeout(_TIMEOUT_S)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "rdkafka.session.timeout.ms=3000&rdkafka.partition.assignment.strategy=range",
+        "rdkafka.session.timeout.ms=3000",
+        "rdkafka.group.protocol=consumer",
+    ],
+    ids=["eager", "cooperative", "consumer"],
+)
+def test_killed_workers_at_kafka(private_kafka: Kafka, postgresql_url: str, options: str) -> None:
+    """Each message takes effect once, those of a key in the order in which they were published."""
+    with closing(open_ledger(postgresql_url)) as ledger:
+        ledger.migrate()
+    create_topic(private_kafka.address, QUEUE, 3)
+    campaign = KafkaCampaign(postgresql_url, private_kafka, options)
+    campaign.run()
+    assert campaign.effects() == (KAFKA_MESSAGES, KAFKA_MESSAGES)
+    assert all(numbers == sorted(numbers) for numbers in campaign.order().values())
+
+
 @pytest.mark.in_turn("processes are killed")
 @pytest.mark.timeout(_TIMEOUT_S)
 @pytest.mark.parametrize("kind", in_turn("a queue's workers", ("transactional", "plain")))
@@ -104,7 +174,7 @@ def test_killed_workers(postgresql_url: str, kind: str) -> None:
     """Nothing is lost or left. With effects in the queue's database each message takes effect once;
     elsewhere only what a killed worker had in hand is repeated.
     """
-    campaign = Campaign(postgresql_url, kind)
+    campaign = Campaign(postgresql_url, kind, f"{postgresql_url}?visibility={LEASE}")
     campaign.run()
     effects, ids = campaign.effects()
     assert ids == MESSAGES

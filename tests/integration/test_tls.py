@@ -12,11 +12,19 @@ import psycopg
 import pymysql
 import pytest
 import redis
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from tests.certificates import Authority, Issued
 from tests.cli.conftest import ran_here
-from tests.conditions import wait_until
+from tests.conditions import LIMIT_S, wait_until
 from tests.server_fixtures import available
-from tests.servers import HOST, MariaDb, Postgresql, Rabbitmq, Redis, Server, free_port
+from tests.servers import HOST, Kafka, MariaDb, Postgresql, Rabbitmq, Redis, Server, free_port
 
 from oncely._util.tls import advice
 from oncely.consumer import Consumer
@@ -24,6 +32,7 @@ from oncely.core.commands import Granted
 from oncely.core.errors import ConfigError, StoreError, TransportError
 from oncely.core.message import Message
 from oncely.core.record import Key
+from oncely.core.verdicts import Ack
 from oncely.ledger.async_ledger import AsyncLedger
 from oncely.ledger.ledger import open_ledger
 from oncely.transports.open_transport import open_transport
@@ -179,6 +188,45 @@ class SecuredRabbitmq(Secured, Rabbitmq):
         return f"amqps://oncely:secret@{host}:{self.tls_port}/%2F"
 
 
+class SecuredKafka(Secured, Kafka):
+    """With one more listener, for TLS and users, who may do what is not forbidden."""
+
+    OPTIONS = ("rdkafka.ssl.ca.location", "", "")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tls_port = free_port()
+
+    def _settings(self) -> dict[str, object]:
+        settings = super()._settings()
+        for name, added in (
+            ("listeners", f"SASL_SSL://{HOST}:{self.tls_port}"),
+            ("advertised.listeners", f"SASL_SSL://{HOST}:{self.tls_port}"),
+            ("listener.security.protocol.map", "SASL_SSL:SASL_SSL"),
+        ):
+            settings[name] = f"{settings[name]},{added}"
+        store = self.folder / "store.pem"
+        store.write_bytes(self.served.key.read_bytes() + self.served.certificate.read_bytes())
+        plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+        return {
+            **settings,
+            "inter.broker.listener.name": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{plain} user_oncely="s3cret@home";',
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": store,
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+            "super.users": "User:ANONYMOUS",
+        }
+
+    def read_again(self) -> None:
+        """Not at all."""
+
+    def secure_url(self, host: str, user: str) -> str:
+        return f"kafka://{user}@{host}:{self.tls_port}"
+
+
 class Certified:
     """A server, the authority that it and its clients know, and one that neither knows."""
 
@@ -304,6 +352,37 @@ def test_transport(certified: Certified) -> None:
     plain = url.replace(str(certified.server.tls_port), str(certified.server.port), 1)
     for told in told_by_transport(plain):
         assert "this port does not speak TLS: name the port that does, or write amqp://" in told
+
+
+@pytest.mark.in_turn("TLS")
+@pytest.mark.parametrize("certified", [SecuredKafka], indirect=True)
+def test_kafka(certified: Certified) -> None:
+    """Kafka with a user in the URL; what is wrong is told in a line without the password."""
+    user = "oncely:s3cret%40home"
+    with closing(open_transport(certified.url(user=user))) as transport:
+        transport.publish("orders", [Message("1")])
+        [delivery] = transport.receive("orders", 1, LIMIT_S)
+        transport.acknowledge([(delivery, Ack())])
+        assert transport.is_drained("orders")
+    plain = f"{HOST}:{certified.server.port}"
+    group = (ResourceType.GROUP, "oncely-guarded", ResourcePatternType.LITERAL)
+    denied = AclBinding(*group, "User:oncely", "*", AclOperation.READ, AclPermissionType.DENY)
+    [forbidden] = AdminClient({"bootstrap.servers": plain}).create_acls([denied]).values()
+    forbidden.result(LIMIT_S)
+    at = f"{HOST}:{certified.server.tls_port}"
+    for url, said in (
+        (certified.url(user=user), "Group authorization failed"),
+        (certified.url(user="oncely:wr0ng"), "Authentication failed"),
+        (certified.url(user=user, ca=certified.others.file), "certificate verify failed"),
+        (certified.url(user=user).replace(at, plain), "PLAINTEXT"),
+        (f"kafka://{at}", r"write \?rdkafka.security.protocol=ssl"),
+    ):
+        with (
+            closing(open_transport(url)) as transport,
+            pytest.raises(TransportError, match=f"^Kafka: .*{said}.*$") as raised,
+        ):
+            transport.receive("guarded", 1, LIMIT_S)
+        assert not re.search("wr0ng|s3cret", str(raised.value))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from oncely.core.errors import ConfigError
 # By the kind of server: how its URLs name an authority's file, a client's files, and no TLS.
 _WORDS = {
     "amqp": ("?cafile=FILE", "?certfile=FILE&keyfile=FILE", "amqp://"),
-    "kafka": ("?cafile=FILE", "?certfile=FILE&keyfile=FILE", "?security=plaintext"),
     "mysql": ("?ssl_ca=FILE", "?ssl_cert=FILE&ssl_key=FILE", "no ssl_ca"),
     "postgresql": ("?sslrootcert=FILE", "?sslcert=FILE&sslkey=FILE", "?sslmode=disable"),
     "redis": ("?ssl_ca_certs=FILE", "?ssl_certfile=FILE&ssl_keyfile=FILE", "redis://"),

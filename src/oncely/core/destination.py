@@ -86,9 +86,17 @@ def takes(pattern: str, type_: str) -> bool:
     return _expression(pattern).fullmatch(words) is not None
 
 
+def topic_expression(pattern: str) -> str:
+    """A subscription that begins with a word, as librdkafka writes it: a topic, or an extended
+    regular expression.
+    """
+    is_topic = not {*"*#"} & {*pattern}
+    return pattern if is_topic else f"^{_expression(pattern).pattern[2:]}$"
+
+
 @lru_cache
 def _expression(pattern: str) -> "re.Pattern[str]":
-    each = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*?"}
+    each = {"*": r"\.[^.]*", "#": r"(\.[^.]*)*"}
     words = (each.get(word, rf"\.{re.escape(word)}") for word in pattern.split("."))
     return re.compile("".join(words), re.DOTALL)
 

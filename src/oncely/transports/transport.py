@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from oncely._util.event_log import EventLog
 from oncely.core.destination import Destination, EventsOf
@@ -12,6 +12,10 @@ from oncely.core.verdicts import Acknowledgement, Reject
 
 _log = EventLog(__name__)
 
+T = TypeVar("T")
+
+OURS = "x-oncely-"
+"""The prefix of oncely's own headers at brokers, which are not part of a message."""
 Clock = Callable[[], float]
 """A monotonic clock, in seconds."""
 
@@ -47,11 +51,9 @@ class Features(NamedTuple):
     visibility_s: float | None
     """A delivery that is not acknowledged for so long is redelivered; None: only when its
     receiver's connection is lost."""
-    events: bool = True
-    """Events of any type can be published once a subscription, by a pattern too, takes them. If
-    not, only those of types that were subscribed to by their names."""
-    names: bool = True
-    """Any text can be the name of a queue. If not: letters, digits, `.`, `_` and `-`."""
+    topics: bool = False
+    """Queues are topics, and so are types of events: names are letters, digits, `.`, `_` and `-`,
+    and only events of types that were subscribed to by name can be published."""
 
 
 class Limits(NamedTuple):
@@ -168,6 +170,30 @@ def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
             if reason := too_large(message.body, max_bytes):
                 reasons[index] = reason
     return reasons
+
+
+def contents_of(
+    messages: Sequence[Message],
+    destination: Destination,
+    max_bytes: int,
+    content_of: Callable[[Message], T],
+) -> tuple[dict[int, T], dict[int, str]]:
+    """What to publish for messages, and why the others cannot be published, by their places."""
+    refused = dict(refusals(messages, max_bytes))
+    contents: dict[int, T] = {}
+    for index, message in enumerate(messages):
+        try:
+            if index not in refused:
+                contents[index] = content_of(typed(message, destination))
+        except MessageError as error:
+            refused[index] = str(error)
+    return contents, refused
+
+
+def check_header(name: str) -> None:
+    """Raise MessageError if a header of a message has the name of one of oncely's own."""
+    if name.lower().startswith(OURS):
+        raise MessageError(f"header {name!r}: names that begin with {OURS} are for oncely only")
 
 
 def too_large(body: bytes, max_bytes: int) -> str | None:

@@ -1,142 +1,116 @@
-"""Receiving as a member of a consumer group, and committing what is acknowledged."""
+"""Receiving a queue as a member of its consumer group, and committing what is acknowledged."""
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Arrived
 
 from oncely._util.clock import monotonic
+from oncely.core.destination import topic_expression
 from oncely.core.errors import TransportError
 from oncely.core.verdicts import Acknowledgement, Requeue
-from oncely.transports.kafka.cluster import Cluster, failure
-from oncely.transports.kafka.messages import Headers, headers_of, message_of
+from oncely.transports.kafka.records import Record, message_of, received
 from oncely.transports.kafka.url_options import KafkaSettings
 from oncely.transports.transport import Delivery
 
 _POLL_S = 0.1
-_PROBE_S = 1.0
-"""How often, and for how long, a cluster is asked that may be away."""
 _CLOSING_S = 20.0
 """How long a cluster that is away holds up `close`."""
 
 
 @dataclass(slots=True, eq=False)
-class Partition:
-    """A partition of a topic, from when it is assigned to this process until it is taken away."""
-
-    intake: "Intake"
-    topic: str
-    number: int
-    held: dict[int, "Tag"] = field(default_factory=dict)
-    """The unacknowledged deliveries, by their offsets, in their order."""
-    end: int = -1
-    """The offset after the last that has arrived; negative before the first."""
-    is_paused: bool | None = None
-    """None if it is not known: a partition that was paused when it was taken away may still be."""
-
-    @property
-    def mark(self) -> int:
-        """The offset before which all is acknowledged."""
-        return next(iter(self.held), self.end)
-
-
-@dataclass(slots=True, eq=False)
 class Tag:
-    """Identifies a delivery."""
+    """Identifies a delivery. A record that is requeued gets another one."""
 
-    partition: Partition
-    record: Arrived
-    headers: Headers | None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it is not acknowledged, and its partition is still ours."""
-        return self.partition.held.get(self.record.offset() or 0) is self
+    place: TopicPartition
+    offset: int
+    record: Record
 
 
 class Intake:
     """A member of a consumer group, and its unacknowledged deliveries.
 
+    A record arrives in `_poll` and is held; `take` hands it out; `acknowledge` lets it go, which
+    may move the mark of its partition: the offset before which all is acknowledged. `_store` gives
+    the marks to librdkafka, which commits them every second, and before a partition is given up. A
+    partition that is taken away takes its deliveries with it: verdicts about them are late.
+
     A thread of its own polls at all times, since a member that does not poll loses its partitions,
     and a handler may take longer. The lock of `_changed` protects all that deliveries are known by.
-    A partition that is taken away takes its deliveries with it: verdicts about them are late.
     """
 
     def __init__(
-        self, queue: str, topics: Sequence[str], settings: KafkaSettings, cluster: Cluster
+        self, queue: str, topics: Set[str], settings: KafkaSettings, reach: Callable[[], object]
     ) -> None:
+        """`reach` raises TransportError while the cluster is away."""
+        self.topics = topics
         self.is_over = False
-        self._client = Consumer(_consumer_settings(queue, settings, self._on_error))
+        """Whether it has ended, and said why."""
+        self._queue, self._settings, self._reach = queue, settings, reach
+        group = {"group.id": f"oncely-{queue}", "error_cb": self._on_error}
+        self._client = Consumer({**group, **settings.client})
         """Only its own thread may call it: others would wait until that does not poll."""
-        self._cluster = cluster
-        self._queue = queue
-        self.topics = [*topics]
-        self._settings = settings
-        self._changed = threading.Condition(threading.RLock())
-        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._changed = threading.Condition()
+        self._held: dict[TopicPartition, dict[int, Tag]] = {}
+        """The unacknowledged deliveries of each partition that is ours, by their offsets."""
+        self._ends: dict[TopicPartition, int] = {}
+        """The offset after the last that has arrived."""
         self._arrivals: deque[Delivery] = deque()
-        self._held = 0
-        """How many deliveries are unacknowledged, those among them that have not been received."""
-        self._advanced: set[Partition] = set()
-        """The partitions whose mark may have changed since it was stored."""
+        """Those that have not been taken; they are held, too."""
         self._is_closing = False
-        self._suspicion: KafkaError | None = None
-        """What may be wrong with the cluster."""
-        self._trouble: TransportError | None = None
-        """What is wrong with it."""
-        self._probe_at = 0.0
+        self._is_paused: bool | None = None
+        """None after a rebalance: what was paused before may still be."""
+        self._may_be_away = False
+        """Whether librdkafka has met an error. It tries again, and never tells of success."""
+        self._error: TransportError | None = None
+        """Why it has ended."""
         self._thread = threading.Thread(target=self._run, name=f"oncely-kafka-{queue}", daemon=True)
         self._thread.start()
 
-    def take(self, limit: int, until: float) -> list[Delivery]:
+    def take(self, limit: int, until: float) -> Sequence[Delivery]:
         """The deliveries that have arrived, at most so many; waits until that moment for the first.
-        Empty if the intake is closed. Raises TransportError while the cluster is away.
+        Empty if the intake is closed. Raises TransportError if nothing arrives for a reason.
         """
         with self._changed:
-            while not (self._arrivals or self.is_over or self._is_closing or self._trouble):
-                left_s = until - monotonic()
-                if left_s <= 0:
-                    break
-                self._changed.wait(left_s)
-            if self._trouble and not self._arrivals and not self._is_closing:
-                raise self._trouble
-            return [self._arrivals.popleft() for _ in range(min(limit, len(self._arrivals)))]
+            self._changed.wait_for(
+                lambda: self._arrivals or self._is_closing or self._error, until - monotonic()
+            )
+            taken = [self._arrivals.popleft() for _ in range(min(limit, len(self._arrivals)))]
+        if not (taken or self._is_closing):
+            if self._error is not None:
+                self.is_over = True
+                raise self._error
+            if self._may_be_away:
+                self._reach()
+                self._may_be_away = False
+        return taken
+
+    def held(self, tags: Iterable[Tag]) -> Sequence[Tag]:
+        """Those that are not acknowledged, and whose partition is still ours."""
+        return [tag for tag in tags if self._held.get(tag.place, {}).get(tag.offset) is tag]
 
     def acknowledge(self, verdicts: Mapping[Tag, Acknowledgement]) -> int:
-        """Acknowledge each delivery; return how many were still held. A rejected one is as good as
-        acknowledged: its copy is in the dead-letter topic.
-        """
-        in_time = 0
+        """Let go of each delivery that is held, or deliver it again; return how many were held."""
         again: list[Delivery] = []
         with self._changed:
-            for tag, verdict in verdicts.items():
-                partition, offset = tag.partition, tag.record.offset() or 0
-                if not tag.is_held:
-                    continue
-                in_time += 1
-                if isinstance(verdict, Requeue):
-                    partition.held[offset] = other = replace(tag)
-                    again.append(self._delivery(other))
+            held = self.held(verdicts)
+            for tag in held:
+                if isinstance(verdicts[tag], Requeue):
+                    again.append(self._hold(tag.place, tag.offset, tag.record))
                 else:
-                    del partition.held[offset]
-                    self._held -= 1
-                    self._advanced.add(partition)
+                    del self._held[tag.place][tag.offset]
             self._arrivals.extendleft(reversed(again))
             self._changed.notify_all()
-        return in_time
+        return len(held)
 
-    def is_drained(self) -> bool:
-        """Whether nothing is unacknowledged here, and the group has no lag."""
+    def marks(self) -> Mapping[TopicPartition, int]:
+        """Of each partition that is ours, the offset before which all is acknowledged."""
         with self._changed:
-            if self._held:
-                return False
-            marks = {place: each.mark for place, each in self._partitions.items()}
-        return not self._cluster.lag(self._settings.group_of(self._queue), self.topics, marks)
+            return {place: next(iter(self._held[place]), end) for place, end in self._ends.items()}
 
     def close(self) -> None:
         """Commit, and leave the group; what is not acknowledged is redelivered."""
@@ -144,164 +118,95 @@ class Intake:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(_CLOSING_S)
-        self._forget(self._partitions)
+        self._forget([*self._held])
 
     # ---- In its thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
+        topics = [topic_expression(each) for each in self.topics]
         try:
-            self._client.subscribe(
-                self.topics,
-                on_assign=self._on_assign,
-                on_revoke=self._on_revoke,
-                on_lost=self._on_lost,
-            )
+            self._client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
             while not self._is_closing:
-                self._store()
                 self._poll()
-                self._probe()
+                self._store()
         except KafkaException as error:
             # Another member may have this one's name, say: a new one may fare better.
-            self._trouble = failure(error)
+            self._error = TransportError(f"Kafka: {error.args[0].str()}")
         finally:
-            try:
-                with suppress(KafkaException):
-                    self._client.close()
-            finally:
-                self._forget(self._partitions)
-                with self._changed:
-                    self.is_over = True
-                    self._changed.notify_all()
+            self._error = self._error or TransportError("Kafka: the thread that polls has ended")
+            with suppress(KafkaException):
+                self._client.close()
+            self._forget([*self._held])
 
     def _poll(self) -> None:
-        room = self._settings.prefetch - self._held
-        is_paused = any(each.is_paused for each in self._partitions.values())
-        # Not for each message that makes room: what was fetched ahead is fetched again.
-        is_paused = room <= 0 or (is_paused and room < self._settings.prefetch / 2)
-        self._pause(is_to_pause=is_paused)
-        if is_paused:
-            self._arrive(self._client.consume(1, 0))
-            with self._changed:
-                if self._held > self._settings.prefetch / 2 and not self._is_closing:
-                    self._changed.wait(_POLL_S)
-            return
-        # `consume` would wait for all that it is asked for.
-        first = self._client.poll(_POLL_S)
+        """Let records arrive, unless `prefetch` of them are held."""
+        room, half = self._settings.prefetch - self._count_held(), self._settings.prefetch / 2
+        # Not resumed for each message that makes room: what was fetched ahead is fetched again.
+        is_full = room < half if self._is_paused else room <= 0
+        if is_full is not self._is_paused:
+            (self._client.pause if is_full else self._client.resume)(self._client.assignment())
+            self._is_paused = is_full
+        first = self._client.poll(0 if is_full else _POLL_S)
         if first is not None:
-            self._arrive([first, *(self._client.consume(room - 1, 0) if room > 1 else ())])
-
-    def _pause(self, *, is_to_pause: bool) -> None:
-        changed = [each for each in self._partitions.values() if each.is_paused is not is_to_pause]
-        if changed:
-            act = self._client.pause if is_to_pause else self._client.resume
-            act([TopicPartition(each.topic, each.number) for each in changed])
-            for each in changed:
-                each.is_paused = is_to_pause
+            # `consume` would wait for all that it is asked for.
+            self._arrive([first, *self._client.consume(max(0, room - 1), 0)])
+        elif is_full:
+            with self._changed:
+                if self._count_held() > half:
+                    self._changed.wait(_POLL_S)
 
     def _arrive(self, records: Sequence[Arrived]) -> None:
-        arrived: list[Delivery] = []
         with self._changed:
             for record in records:
                 error, offset = record.error(), record.offset() or 0
-                partition = self._partitions.get((record.topic() or "", record.partition() or 0))
-                if error is None and partition is not None:
-                    partition.held[offset] = tag = Tag(partition, record, headers_of(record))
-                    partition.end = offset + 1
-                    arrived.append(self._delivery(tag))
-                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                place = TopicPartition(record.topic() or "", record.partition() or 0)
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     self._on_error(error)
-                elif partition is not None and offset > partition.end:
-                    # What is between is not for consumers: the ends of transactions, say.
-                    partition.end = offset
-                    self._advanced.add(partition)
-            self._held += len(arrived)
-            self._arrivals.extend(arrived)
+                elif place in self._held:
+                    if error is None:
+                        self._arrivals.append(self._hold(place, offset, received(record)))
+                    # What is before an end is not for consumers: the ends of transactions, say.
+                    self._ends[place] = offset + (error is None)
             self._changed.notify_all()
 
-    def _delivery(self, tag: Tag) -> Delivery:
-        settings = self._settings
-        message, problem = message_of(tag.record, tag.headers, settings.id, settings.max_bytes)
+    def _hold(self, place: TopicPartition, offset: int, record: Record) -> Delivery:
+        self._held[place][offset] = tag = Tag(place, offset, record)
+        message, problem = message_of(record, self._settings.id, self._settings.max_bytes)
         return Delivery(message, self._queue, 1, tag, problem)
 
     def _store(self) -> None:
-        """Let the next commit have what is acknowledged."""
-        with self._changed:
-            advanced, self._advanced = self._advanced, set()
-            marks = [TopicPartition(each.topic, each.number, each.mark) for each in advanced]
-        for mark in marks:
-            # It may have been taken away, which the next poll tells.
-            if mark.offset >= 0:
-                with suppress(KafkaException):
-                    self._client.store_offsets(offsets=[mark])
+        """Let the next commit have the marks."""
+        marks = self.marks().items()
+        self._client.store_offsets(
+            offsets=[TopicPartition(place.topic, place.partition, mark) for place, mark in marks]
+        )
 
     def _on_assign(self, _: Consumer, places: Sequence[TopicPartition]) -> None:
         with self._changed:
-            for each in places:
-                partition = Partition(self, each.topic, each.partition)
-                self._partitions[each.topic, each.partition] = partition
+            self._held |= {place: {} for place in places}
+        self._is_paused = None
 
-    def _on_revoke(self, client: Consumer, places: Sequence[TopicPartition]) -> None:
-        with self._changed:
-            ours = [self._partitions.get((each.topic, each.partition)) for each in places]
-            marks = [TopicPartition(p.topic, p.number, p.mark) for p in ours if p and p.mark >= 0]
-        self._on_lost(client, places)
-        # Before others get them. What cannot be committed is redelivered.
+    def _on_revoke(self, _: Consumer, places: Sequence[TopicPartition]) -> None:
+        # They may be lost already.
         with suppress(KafkaException):
-            if marks:
-                client.commit(offsets=marks, asynchronous=False)
+            self._store()
+        self._forget(places)
 
-    def _on_lost(self, _: Consumer, places: Sequence[TopicPartition]) -> None:
-        self._forget([(each.topic, each.partition) for each in places])
-
-    def _forget(self, places: "Sequence[tuple[str, int]] | Mapping[tuple[str, int], Any]") -> None:
+    def _forget(self, places: Sequence[TopicPartition]) -> None:
         with self._changed:
-            for place in [*places]:
-                if partition := self._partitions.pop(place, None):
-                    self._held -= len(partition.held)
-                    partition.held.clear()
-            left = [each for each in self._arrivals if each.tag.is_held]
-            self._arrivals.clear()
-            self._arrivals.extend(left)
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal():
-            raise KafkaException(error)
-        if self._suspicion is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._suspicion = error
-
-    def _probe(self) -> None:
-        """If something may be wrong, find out whether the cluster is away."""
-        if (self._suspicion is None and self._trouble is None) or monotonic() < self._probe_at:
-            return
-        self._probe_at = monotonic() + _PROBE_S
-        suspicion, self._suspicion = self._suspicion, None
-        trouble = None
-        try:
-            self._cluster.probe(self._queue, _PROBE_S)
-        except KafkaException as error:
-            trouble = self._trouble or failure(suspicion or error)
-        with self._changed:
-            self._trouble = trouble
+            for place in places:
+                self._held.pop(place, None)
+                self._ends.pop(place, None)
+            left = [each for each in self._arrivals if self.held([each.tag])]
+            self._arrivals = deque(left)
             self._changed.notify_all()
 
+    def _count_held(self) -> int:
+        with self._changed:
+            return sum(map(len, self._held.values()))
 
-def _consumer_settings(queue: str, settings: KafkaSettings, on_error: Any) -> dict[str, Any]:
-    given = settings.client
-    usual: dict[str, Any] = {
-        "auto.offset.reset": "earliest",
-        "auto.commit.interval.ms": 1_000,
-        # How soon a topic is read that was created after the group had subscribed to it.
-        "topic.metadata.refresh.interval.ms": 30_000,
-    }
-    if given.get("group.protocol", "classic").lower() == "classic":
-        # A partition that stays where it is keeps its deliveries.
-        usual["partition.assignment.strategy"] = "cooperative-sticky"
-    return {
-        **usual,
-        **given,
-        "group.id": settings.group_of(queue),
-        "enable.auto.commit": True,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        "error_cb": on_error,
-    }
+    def _on_error(self, error: KafkaError) -> None:
+        # Without the right to read, nothing arrives, though the cluster is there.
+        if error.fatal() or "AUTHORIZATION" in error.name():
+            raise KafkaException(error)
+        self._may_be_away = True

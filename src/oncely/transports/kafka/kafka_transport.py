@@ -1,40 +1,44 @@
-"""A Kafka cluster as a Transport."""
+"""A Kafka cluster as a Transport: topics, publishing, and an intake for each queue."""
 
-import re
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as Place
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
 
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
-from oncely.core.destination import (
-    Destination,
-    EventsOf,
-    ExchangeNamed,
-    QueueNamed,
-    destination_of,
-)
-from oncely.core.errors import ConfigError, MessageError, PublishRefused, TransportError
+from oncely.core.destination import EventsOf, ExchangeNamed, QueueNamed, destination_of, takes
+from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Acknowledgement, Reject
-from oncely.transports.kafka.cluster import Cluster, check_topic
 from oncely.transports.kafka.intake import Intake, Tag
-from oncely.transports.kafka.messages import Record, copy_of, record_of
+from oncely.transports.kafka.records import Record, record_of
 from oncely.transports.kafka.url_options import KafkaSettings
 from oncely.transports.transport import (
     Delivery,
     Features,
+    contents_of,
     dead_of,
     log_late,
     log_rejected,
-    refusals,
-    typed,
 )
 
-_PAUSE_S = 0.2
-"""The pause before receiving again, after a failure."""
-_of_parents: "list[_Session]" = []
+_LOOK_S = 0.1
+_ASK_S = 5.0
+"""How long to wait until a broker answers what it knows by heart."""
+_REFUSED = (
+    *(KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION),
+    *(KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+)
+"""Errors of publishing that would come again. A broker refuses a whole batch for one record."""
+_of_parents: list[object] = []
 """In a forked child: librdkafka would wait for its threads before it forgets a client."""
 
 
@@ -42,187 +46,204 @@ class KafkaTransport:
     """Topics on a Kafka cluster, each read by a consumer group."""
 
     def __init__(self, settings: KafkaSettings) -> None:
+        limit = settings.max_bytes
         self.features = Features(
-            ordered=False,
-            counts_deliveries=False,
-            max_bytes=settings.max_bytes,
-            visibility_s=None,
-            events=False,
-            names=False,
+            ordered=False, counts_deliveries=False, max_bytes=limit, visibility_s=None, topics=True
         )
         self._settings = settings
         self._types: dict[str, set[str]] = defaultdict(set)
-        """The types that each queue has subscribed to."""
-        self.start_afresh()
+        """What each queue's group reads besides its own topic: topics and patterns."""
+        self._known: dict[str, int] = {}
+        """The topics that exist, or did when they were last looked for; their partitions."""
+        self._reason = "no broker answers; if they speak TLS, write ?rdkafka.security.protocol=ssl"
+        """The last error of a connection."""
+        self._open()
         afresh_in_children(self)
+
+    def _open(self) -> None:
+        self._lock = threading.Lock()
+        self._intakes: dict[str, Intake] = {}
+        """By their queues, since the transport was opened."""
+        for client in ("_admin", "_producer"):
+            vars(self).pop(client, None)
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        return AdminClient(self._settings.client | {"error_cb": self._on_error})
+
+    @cached_property
+    def _producer(self) -> Producer:
+        return Producer(self._settings.client)
 
     def start_afresh(self) -> None:
         """Leave the clients, and the deliveries, to the parent: called in a forked child."""
-        if (session := getattr(self, "_session", None)) is not None:
-            _of_parents.append(session)
-        self._session = _Session(self._settings)
+        _of_parents.append({**vars(self)})
+        self._open()
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
-        until = monotonic() + wait_s
-        session = self._session
-        while not session.closed.is_set():
-            try:
-                taken = session.intake(queue, self._topics(queue)).take(max_messages, until)
-            except TransportError:
-                if session.closed.is_set():
-                    break
-                if monotonic() >= until:
-                    raise
-                session.closed.wait(min(_PAUSE_S, until - monotonic()))
-                continue
-            if taken or monotonic() >= until:
-                return taken
-        return []
+        until, intakes = monotonic() + wait_s, self._intakes
+        self._make(queue)
+        with self._lock:
+            if intakes is not self._intakes:
+                return []
+            intake, topics = intakes.get(queue), {queue, *self._types[queue]}
+            if intake is None or intake.is_over or intake.topics != topics:
+                if intake is not None:
+                    intake.close()
+                intake = Intake(queue, topics, self._settings, self._look)
+                intakes[queue] = intake
+        return intake.take(max_messages, until)
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
         log_rejected(verdicts)
-        session = self._session
-        first: dict[Tag, tuple[Delivery, Acknowledgement]] = {}
+        by_queue: dict[str, dict[Tag, Acknowledgement]] = defaultdict(dict)
         for delivery, verdict in verdicts:
-            # Not those of a session that is closed, nor of the process that has forked this one.
-            if session.has(delivery.tag.partition.intake):
-                first.setdefault(delivery.tag, (delivery, verdict))
-        letters: dict[str, list[Tag]] = defaultdict(list)
-        for tag, (delivery, verdict) in first.items():
-            if isinstance(verdict, Reject) and tag.is_held:
-                letters[delivery.queue].append(tag)
-        failed: TransportError | None = None
-        for queue, tags in letters.items():
+            # If a delivery is acknowledged twice, the first time counts.
+            by_queue[delivery.queue].setdefault(delivery.tag, verdict)
+        late, failed = len(verdicts), None
+        for queue in self._intakes.keys() & by_queue.keys():
+            intake, told = self._intakes[queue], by_queue[queue]
+            letters = intake.held(tag for tag in told if isinstance(told[tag], Reject))
+            records = {index: tag.record for index, tag in enumerate(letters)}
             try:
-                self._reject(queue, tags)
+                # Before their offsets are passed.
+                if refused := self._publish(dead_of(queue), records, create=True):
+                    raise PublishRefused(refused)
             except (TransportError, ConfigError) as error:
-                failed = TransportError(f"{error}")
-                first = {tag: each for tag, each in first.items() if tag not in tags}
-        by_intake: dict[Intake, dict[Tag, Acknowledgement]] = defaultdict(dict)
-        for tag, (_, verdict) in first.items():
-            by_intake[tag.partition.intake][tag] = verdict
-        in_time = sum(intake.acknowledge(each) for intake, each in by_intake.items())
+                # The others may still be acknowledged.
+                failed, told = error, {tag: told[tag] for tag in told if tag not in letters}
+            late -= intake.acknowledge(told)
         if failed is not None:
             raise failed
-        if in_time < len(verdicts):
-            log_late(len(verdicts) - in_time)
-
-    def _reject(self, queue: str, tags: Sequence[Tag]) -> None:
-        """Publish records to the dead-letter topic, unchanged: before their offsets are passed."""
-        cluster, dead = self._session.cluster, dead_of(queue)
-        cluster.make(dead)
-        refused = cluster.publish(dead, [copy_of(tag.record, tag.headers) for tag in tags])
-        if refused:
-            raise PublishRefused({index: error.str() for index, error in refused.items()})
+        if late:
+            log_late(late)
 
     def publish(
         self, destination: str, messages: Sequence[Message], *, create: bool = True
     ) -> None:
         target = destination_of(destination)
-        refused = dict(refusals(messages, self._settings.max_bytes))
-        records = {}
-        for index, message in enumerate(messages):
-            try:
-                if index not in refused:
-                    records[index] = record_of(typed(message, target), self._settings.id)
-            except MessageError as error:
-                refused[index] = str(error)
-        if records:
-            indexes = [*records]
-            for place, why in self._publish(target, [*records.values()], create=create).items():
-                refused[indexes[place]] = f"{destination!r}: {why}"
+        convert = partial(record_of, id_header=self._settings.id)
+        records, refused = contents_of(messages, target, self._settings.max_bytes, convert)
+        match target:
+            case QueueNamed(topic):
+                why = self._publish(topic, records, create=create)
+            case EventsOf(topic):
+                why = self._publish(topic, records, create=False)
+            case ExchangeNamed():
+                why = dict.fromkeys(records, "there are no exchanges on Kafka")
+        refused |= {index: f"{destination!r}: {told}" for index, told in why.items()}
         if refused:
             raise PublishRefused(dict(sorted(refused.items())))
 
     def _publish(
-        self, target: Destination, records: Sequence[Record], *, create: bool
+        self, topic: str, records: Mapping[int, Record], *, create: bool
     ) -> Mapping[int, str]:
-        """Why records are refused, by their places."""
-        cluster = self._session.cluster
-        match target:
-            case ExchangeNamed():
-                return dict.fromkeys(range(len(records)), "there are no exchanges on Kafka")
-            case QueueNamed(name) if create:
-                cluster.make(name)
-            case QueueNamed(name) | EventsOf(name):
-                if not cluster.has(check_topic(name)):
-                    return dict.fromkeys(range(len(records)), f"there is no topic {name!r}")
-        return {place: error.str() for place, error in cluster.publish(name, records).items()}
+        """Publish; return why records are refused, by their indexes, when all others are stored."""
+        if not records:
+            return {}
+        if create:
+            self._make(topic)
+        if not self._has(topic):
+            return dict.fromkeys(records, f"there is no topic {topic!r}")
+        refused: dict[int, str] = {}
+        for index, error in self._failed(topic, records).items():
+            if error.code() not in _REFUSED:
+                # The topic may have been deleted, or the producer be of no use any more.
+                self._known.pop(topic, None)
+                vars(self).pop("_producer", None)
+                raise TransportError(f"Kafka: {error.str()}")
+            if len(records) == 1:
+                refused[index] = error.str()
+            else:
+                refused |= self._publish(topic, {index: records[index]}, create=False)
+        return refused
+
+    def _failed(self, topic: str, records: Mapping[int, Record]) -> Mapping[int, KafkaError]:
+        """Publish; return the errors of the records that are not stored."""
+        producer, reports = self._producer, dict[int, KafkaError | None]()
+        for index, (value, key, headers, _) in records.items():
+
+            def report(error: KafkaError | None, _: object, index: int = index) -> None:
+                reports[index] = error
+
+            try:
+                producer.produce(topic, value, key, headers=[*headers], on_delivery=report)
+            except KafkaException as error:
+                reports[index] = error.args[0]
+        # Each record is reported at the latest when the time for it is over. The reports of one
+        # thread may be taken by another.
+        while len(reports) < len(records):
+            producer.poll(_LOOK_S)
+        return {index: error for index, error in reports.items() if error is not None}
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - a partition has one reader at a time.
         # A pattern that begins with any word would take in every topic of the cluster: it chooses
         # among the messages of the others.
         self._types[queue] |= {each for each in types if not each.startswith(("*", "#"))}
-        queues_own, *others = self._topics(queue)
-        self._session.cluster.make(queues_own)
-        for topic in others:
-            # This user may not be allowed to: others may create it, and it is read from then on.
-            with suppress(TransportError):
-                if not topic.startswith("^"):
-                    self._session.cluster.make(topic)
+        for topic in {queue, *self._types[queue]}:
+            if not {*"*#"} & {*topic}:
+                self._make(topic)
 
     def is_drained(self, queue: str) -> bool:
-        intake = self._session.intakes.get(queue)
-        if intake is not None and not intake.is_over:
-            return intake.is_drained()
-        return not self._session.cluster.lag(self._settings.group_of(queue), self._topics(queue))
+        intake = self._intakes.get(queue)
+        # What is acknowledged may not be committed yet. What only brokers see, such as the ends of
+        # transactions, counts until a member passes it.
+        marks = {} if intake is None else intake.marks()
+        places = [
+            Place(name, number)
+            for name, count in self._look().items()
+            if any(takes(topic, name) for topic in {queue, *self._types[queue]})
+            for number in range(count)
+        ]
+        if not places:
+            return True
+        group = self._settings.client.get("group.id", f"oncely-{queue}")
+        asked = [ConsumerGroupTopicPartitions(group, places)]
+        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        try:
+            found = self._admin.list_consumer_group_offsets(asked, request_timeout=_ASK_S)
+            ends = self._admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ASK_S)
+            return all(
+                ends[place].result().offset <= max(place.offset, marks.get(place, 0), 0)
+                for place in found[group].result().topic_partitions
+            )
+        except KafkaException as error:
+            raise TransportError(f"Kafka: {error.args[0].str()}") from error
 
     def close(self) -> None:
-        session, self._session = self._session, _Session(self._settings)
-        session.close()
-
-    def _topics(self, queue: str) -> list[str]:
-        """What the queue's group subscribes to: its own topic, and those of its types."""
-        names = [check_topic(queue), *sorted(self._types[queue] - {queue})]
-        return [_pattern(each) if {*"*#"} & {*each} else check_topic(each) for each in names]
-
-
-class _Session:
-    """The clients of one process, until they are closed."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self.cluster = Cluster(settings)
-        self.closed = threading.Event()
-        """Set when the session is closed."""
-        self.intakes: dict[str, Intake] = {}
-        """By their queues."""
-        self._settings = settings
-        self._lock = threading.Lock()
-
-    def intake(self, queue: str, topics: Sequence[str]) -> Intake:
-        """The intake of a queue; joins the group if it is not a member."""
-        intake = self.intakes.get(queue)
-        if intake is not None and not intake.is_over and intake.topics == topics:
-            return intake
         with self._lock:
-            intake = self.intakes.get(queue)
-            if intake is not None and intake.topics != topics:
-                intake.close()
-            if (intake is None or intake.is_over) and not self.closed.is_set():
-                self.cluster.make(queue)
-                intake = self.intakes[queue] = Intake(queue, topics, self._settings, self.cluster)
-            if intake is None:
-                raise TransportError("Kafka: the transport is closed")
-            return intake
+            intakes = self._intakes
+            self._open()
+        for intake in intakes.values():
+            intake.close()
 
-    def has(self, intake: Intake) -> bool:
-        """Whether the intake is of this session, so that its deliveries can be acknowledged."""
-        return intake in [*self.intakes.values()]
+    def _make(self, topic: str) -> None:
+        """Create a topic that is missing, as the broker does it by default."""
+        if self._has(topic):
+            return
+        try:
+            self._admin.create_topics([NewTopic(topic)], request_timeout=_ASK_S)[topic].result()
+        except KafkaException as error:
+            code, why = error.args[0].code(), f"Kafka: {error.args[0].str()}"
+            if code == KafkaError.TOPIC_EXCEPTION:
+                raise ConfigError(f"destination: {why}; write another name") from error
+            if code != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise TransportError(f"{why}; create topic {topic!r} yourself") from error
+        self._known[topic] = 0
 
-    def close(self) -> None:
-        """Leave all groups. Deliveries that are not acknowledged are redelivered."""
-        self.closed.set()
-        with self._lock:
-            for intake in self.intakes.values():
-                intake.close()
-        self.cluster.close()
+    def _has(self, topic: str) -> bool:
+        return topic in self._known or topic in self._look()
 
+    def _look(self) -> Mapping[str, int]:
+        """The number of partitions of each topic. Raises TransportError while no broker answers."""
+        try:
+            found = self._admin.list_topics(timeout=_ASK_S).topics
+        except KafkaException as error:
+            self._admin.poll(0)
+            raise TransportError(f"Kafka: {self._reason}") from error
+        self._known = {name: len(topic.partitions) for name, topic in found.items()}
+        return self._known
 
-def _pattern(types: str) -> str:
-    """A pattern of types as a regular expression for topics."""
-    first, *others = types.split(".")
-    # As in `destination.takes`: `#` is any number of words, with the dots before them.
-    words = {"*": r"\.[^.]*", "#": r"(\.[^.]*)*"}
-    return (
-        "^" + re.escape(first) + "".join(words.get(w, rf"\.{re.escape(w)}") for w in others) + "$"
-    )
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._reason = error.str()

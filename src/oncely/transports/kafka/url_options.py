@@ -3,141 +3,89 @@
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaException, Producer
 
-from oncely._util.tls import check_files
-from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.transports.url_values import Read, read_values, text, whole
 
 _BROKER = re.compile(r"(?:[^\s/:\[\],?#]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?")
 _DRIVERS = "rdkafka."
 """The prefix of librdkafka's own settings in a URL."""
-_SECURITY = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_FILES = {
-    "cafile": "ssl.ca.location",
-    "certfile": "ssl.certificate.location",
-    "keyfile": "ssl.key.location",
+_USUAL = {
+    "log_level": 0,
+    "auto.offset.reset": "earliest",
+    "auto.commit.interval.ms": 1_000,
+    # How soon a topic is read that was created after the group had subscribed to it.
+    "topic.metadata.refresh.interval.ms": 30_000,
+    # A partition that stays where it is keeps its deliveries.
+    "partition.assignment.strategy": "cooperative-sticky",
+    # As in Java's clients, so that the records of a key share a partition.
+    "partitioner": "murmur2_random",
+    # How long it may take until all replicas have what is published.
+    "message.timeout.ms": 30_000,
+    # The broker decides about sizes, and whoever publishes waits.
+    "message.max.bytes": 1_000_000_000,
+    "queue.buffering.max.messages": 0,
+    "queue.buffering.max.kbytes": 2_147_483_647,
 }
-_TAKEN = {
-    "bootstrap.servers": "name the brokers in the URL",
-    "metadata.broker.list": "name the brokers in the URL",
-    "group.id": "write ?group=NAME",
-    "security.protocol": f"write ?security= and one of {', '.join(_SECURITY)}",
-    **dict.fromkeys(
-        ("enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof"),
-        "offsets are committed when messages are acknowledged",
-    ),
-    **dict.fromkeys(
-        ("acks", "request.required.acks", "enable.idempotence", "message.timeout.ms"),
-        "publishing waits for all replicas, for as long as ?confirm_timeout= says",
-    ),
+_FIXED = {
+    # The intake stores what is acknowledged, and librdkafka commits what is stored.
+    "enable.auto.commit": True,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    # All replicas have what is published, once.
+    "enable.idempotence": True,
+    "acks": -1,
 }
-"""Settings on which a promise depends, and what to do instead."""
-_MAX_PREFETCH = 1_000_000
-_MAX_BYTES = 1_000_000_000
-_HARM = 'never be enough; write "30s"'
+_KNOWN: Mapping[str, Read] = {
+    "id": text,
+    "prefetch": partial(whole, largest=1_000_000),
+    "max_bytes": partial(whole, largest=1_000_000_000),
+    # As they stand in the error that lists all.
+    f"{_DRIVERS}NAME": text,
+}
 
 
 class KafkaSettings(NamedTuple):
     """The options that the URL of a Kafka transport may set."""
 
-    client: Mapping[str, str]
+    client: dict[str, Any]
     """librdkafka's settings, of every client."""
-    group: str = ""
-    """The consumer group; where it is empty, each queue has its own."""
     id: str = ""
-    """The header with the id of a message."""
+    """The header with the id of a message; where it is empty, the usual ones."""
     prefetch: int = 1_000
     max_bytes: int = 1_000_000
-    confirm_timeout_s: float = 30.0
-
-    def group_of(self, queue: str) -> str:
-        """The consumer group that reads a queue."""
-        return self.group or f"oncely-{queue}"
 
 
 def read_options(address: str, options: str) -> KafkaSettings:
     """All settings. Raises ConfigError for a wrong URL."""
-    user, at, brokers = address.partition("://")[2].rpartition("@")
-    brokers = brokers.removesuffix("/")
+    user, at, brokers = address.partition("://")[2].removesuffix("/").rpartition("@")
     if not all(_BROKER.fullmatch(each) for each in brokers.split(",")):
         raise ConfigError(
             f"transport: {mask_passwords(address)!r} is not an address of brokers; "
             'write "kafka://host:9092,host:9092"'
         )
+    own = "&".join(each for each in options.split("&") if not each.startswith(_DRIVERS))
     pairs = parse_qsl(options, keep_blank_values=True)
-    drivers = {
-        name.removeprefix(_DRIVERS): value for name, value in pairs if name.startswith(_DRIVERS)
-    }
-    own = "&".join(part for part in options.split("&") if not part.startswith(_DRIVERS))
-    said = read_values(own, _KNOWN)
-    for name in drivers.keys() & _TAKEN.keys():
-        raise ConfigError(f"{_DRIVERS}{name}: it is set already; {_TAKEN[name]}")
-    client = {"bootstrap.servers": brokers, "log_level": "0", **_security(user, bool(at), said)}
-    check_files(own)
-    settings = KafkaSettings({**client, **drivers}, **said)
-    try:
-        # It connects to nothing, and reads all settings and files.
-        Consumer({**settings.client, "bootstrap.servers": "", "group.id": "oncely"}).close()
-    except KafkaException as error:
-        name = next((f"{_DRIVERS}{each}" for each in drivers if each in str(error)), "transport")
-        raise ConfigError(f"{name}: {error.args[0].str()}") from error
-    return settings
-
-
-def _security(user: str, has_user: bool, said: dict[str, str]) -> dict[str, str]:
-    """The settings for TLS and SASL; takes their options out of `said`."""
-    files = {name: said.pop(name) for name in _FILES if name in said}
-    usual = ("sasl_ssl" if has_user else "ssl") if has_user or files else "plaintext"
-    security, mechanism = said.pop("security", usual), said.pop("mechanism", "")
-    is_sasl = security.startswith("sasl")
-    if files and not security.endswith("ssl"):
-        raise ConfigError(f"{', '.join(files)}: only with TLS; write ?security=ssl or sasl_ssl")
-    if is_sasl and not has_user:
-        raise ConfigError(f'security: {security} needs a user; write "kafka://user:password@host"')
-    if not is_sasl and (has_user or mechanism):
-        raise ConfigError(f"security: {security} has no user; write ?security=sasl_ssl")
-    settings = {"security.protocol": security}
-    settings |= {_FILES[name]: file for name, file in files.items()}
-    if is_sasl:
+    drivers = {n.removeprefix(_DRIVERS): value for n, value in pairs if n.startswith(_DRIVERS)}
+    client = {**_USUAL, **_FIXED}
+    if "group.protocol" in drivers:
+        del client["partition.assignment.strategy"]
+    if at:
         name, _, password = user.partition(":")
-        settings |= {
-            "sasl.mechanism": mechanism or _MECHANISMS[0],
-            "sasl.username": unquote(name),
-            "sasl.password": unquote(password),
-        }
+        client |= {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"}
+        client |= {"sasl.username": unquote(name), "sasl.password": unquote(password)}
+    settings = KafkaSettings(client | drivers, **read_values(own, _KNOWN))
+    for name in drivers.keys() & _FIXED.keys():
+        raise ConfigError(f"{_DRIVERS}{name}: messages depend on it; leave it out")
+    try:
+        # They connect to nothing, and read all settings and files.
+        Consumer({"group.id": "oncely", **settings.client}).close()
+        Producer(settings.client)
+    except KafkaException as error:
+        raise ConfigError(f"transport: {error.args[0].str()}") from error
+    settings.client["bootstrap.servers"] = brokers
     return settings
-
-
-def _one_of(values: tuple[str, ...]) -> Read:
-    def read(value: str, name: str) -> str:
-        if value in values:
-            return value
-        raise ConfigError(f"{name}: {value!r} is none of {', '.join(values)}")
-
-    return read
-
-
-def _named(value: str, name: str) -> str:
-    if value.strip():
-        return value
-    raise ConfigError(f"{name}: it is empty; leave it out, or write a name")
-
-
-_KNOWN: Mapping[str, Read] = {
-    "group": _named,
-    "id": _named,
-    "prefetch": partial(whole, largest=_MAX_PREFETCH),
-    "max_bytes": partial(whole, largest=_MAX_BYTES),
-    "confirm_timeout_s": partial(positive_seconds, harm=_HARM),
-    "security": _one_of(_SECURITY),
-    "mechanism": _one_of(_MECHANISMS),
-    **dict.fromkeys(_FILES, text),
-    # As they stand in the error that lists all.
-    f"{_DRIVERS}NAME": text,
-}

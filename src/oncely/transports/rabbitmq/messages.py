@@ -7,22 +7,19 @@ from typing import Any, NamedTuple
 
 from pika import BasicProperties, DeliveryMode
 
-from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.transports.rabbitmq.properties import Encoded, decode_properties, moment_of
-from oncely.transports.transport import too_large
+from oncely.transports.transport import OURS, check_header, too_large
 
-_OURS = "x-oncely-"
-"""The prefix of oncely's own headers, which are not part of a message."""
-_ID = f"{_OURS}id"
-_TYPE = f"{_OURS}type"
-_SOURCE = f"{_OURS}source"
-_CONTENT_TYPE = f"{_OURS}content-type"
-_TIME = f"{_OURS}time"
-_KEY = f"{_OURS}key"
+_ID = f"{OURS}id"
+_TYPE = f"{OURS}type"
+_SOURCE = f"{OURS}source"
+_CONTENT_TYPE = f"{OURS}content-type"
+_TIME = f"{OURS}time"
+_KEY = f"{OURS}key"
 _BROKERS = ("x-delivery-count", "x-death", "x-first-death-", "x-last-death-")
 """The prefix of headers that the broker writes about its own actions."""
-_CARRIED = {"CC": f"{_OURS}cc", "BCC": f"{_OURS}bcc"}
+_CARRIED = {"CC": f"{OURS}cc", "BCC": f"{OURS}bcc"}
 """The broker would send copies to the queues in these headers, and closes the channel if it cannot
 read them."""
 _RESTORED = {ours: name for name, ours in _CARRIED.items()}
@@ -73,10 +70,7 @@ def content_of(message: Message) -> Content:
         "delivery_mode": DeliveryMode.Persistent.value,
     }
     for header in message.headers:
-        if header.lower().startswith(_OURS):
-            raise MessageError(
-                f"header {header!r}: names that begin with {_OURS} are for oncely only"
-            )
+        check_header(header)
         # What was a property becomes the property again, if possible.
         match _TOLD.get(header), headers.get(header, ""):
             case name, value if name in _SENT and len(value.encode(errors="replace")) <= _SHORT:
@@ -135,7 +129,7 @@ def _users(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[st
     users = {
         _RESTORED.get(name, name): _text(value) or ""
         for name, value in headers.items()
-        if name in _RESTORED or not name.startswith((_OURS, *_BROKERS))
+        if name in _RESTORED or not name.startswith((OURS, *_BROKERS))
     }
     for name, value in properties.items():
         if name in _HEADERS:

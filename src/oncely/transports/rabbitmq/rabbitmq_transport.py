@@ -8,7 +8,7 @@ from pika.connection import Parameters
 from oncely._util.clock import monotonic
 from oncely._util.forking import afresh_in_children
 from oncely.core.destination import EventsOf, ExchangeNamed, QueueNamed, destination_of
-from oncely.core.errors import BrokerRefused, MessageError, PublishRefused, TransportError
+from oncely.core.errors import BrokerRefused, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Acknowledgement
 from oncely.transports.rabbitmq.connection import Lost
@@ -18,7 +18,7 @@ from oncely.transports.rabbitmq.publishing import NOT_STORED, Route
 from oncely.transports.rabbitmq.session import Session
 from oncely.transports.rabbitmq.topology import make_queue, subscribe
 from oncely.transports.rabbitmq.url_options import RabbitSettings
-from oncely.transports.transport import Delivery, Features, log_late, log_rejected, refusals, typed
+from oncely.transports.transport import Delivery, Features, contents_of, log_late, log_rejected
 
 _PAUSE_S = 0.2
 """The pause before receiving again, after a failure that was not the connection's."""
@@ -84,15 +84,9 @@ class RabbitmqTransport:
         self, destination: str, messages: Sequence[Message], *, create: bool = True
     ) -> None:
         target = destination_of(destination)
-        refused = dict(refusals(messages, self._settings.max_bytes))
-        contents = {}
+        limit = self._settings.max_bytes
+        contents, refused = contents_of(messages, target, limit, content_of)
         passing: set[int] = set()
-        for index, message in enumerate(messages):
-            try:
-                if index not in refused:
-                    contents[index] = content_of(typed(message, target))
-            except MessageError as error:
-                refused[index] = str(error)
         if contents:
             match target:
                 case QueueNamed(name):

@@ -1,0 +1,114 @@
+"""Converts messages to and from records of Kafka: a value, a key, headers and a timestamp."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from operator import methodcaller
+from typing import Any, NamedTuple
+
+from confluent_kafka import Message as Arrived
+
+from oncely.core.cloudevents import fields_of
+from oncely.core.errors import MessageError
+from oncely.core.message import Message
+from oncely.transports.transport import OURS, check_header, too_large
+
+_ID = "message-id"
+_FIELDS = {"type": "type", "source": "source", "content-type": "content_type"}
+"""Fields of a message, by the headers that hold them; the header of the id may be chosen."""
+_TIME = f"{OURS}time"
+_TOMBSTONE = "kafka-tombstone"
+"""A header of messages whose record has no value: in a compacted topic, its key is deleted."""
+
+_read_headers = methodcaller("headers")
+"""Not a method call in Python: that does not always look whether C has raised an error, as it does
+for a name that is not UTF-8."""
+
+
+class Record(NamedTuple):
+    """A record, to be published or received. Its timestamp is when it was published, since Kafka
+    would delete one with an earlier timestamp before its time; the message's time is a header.
+    """
+
+    value: bytes | None
+    key: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    problem: str | None = None
+    """Why it cannot be read."""
+
+
+def received(arrived: Arrived) -> Record:
+    """The record of any publisher, which can be published again as it is. To be called once: after
+    a name that is not UTF-8, the next call for the headers would return what ends the process.
+    """
+    problem, headers = None, list[tuple[str, Any]]()
+    try:
+        headers += _read_headers(arrived) or ()
+    except (SystemError, UnicodeDecodeError):
+        problem = "the name of a header is not UTF-8"
+    time = ""
+    with suppress(ValueError, OverflowError, OSError):
+        time = datetime.fromtimestamp(arrived.timestamp()[1] / 1_000, UTC).isoformat()
+    # The first header of a name counts: the publisher's, if there is one.
+    headers.append((_TIME, time.encode()))
+    return Record(arrived.value(), arrived.key(), headers, problem)
+
+
+def record_of(message: Message, id_header: str) -> Record:
+    """The record to publish for a message. Raises MessageError for what does not fit into Kafka."""
+    headers = []
+    for header, name in {id_header or _ID: "id", **_FIELDS}.items():
+        text = getattr(message, name)
+        # If a header of the user's has the name of a field, the first one is the field's.
+        if text != getattr(Message(""), name) or header in message.headers:
+            headers.append((header, text))
+    # Also where there is none: each record has a timestamp.
+    headers.append((_TIME, message.time.isoformat() if message.time else ""))
+    for name, text in message.headers.items():
+        check_header(name)
+        if "\0" in name:
+            raise MessageError(f"header {name!r}: a name with NUL")
+        if name != _TOMBSTONE:
+            headers.append((name, text))
+    is_tombstone = not message.body and _TOMBSTONE in message.headers
+    try:
+        return Record(
+            None if is_tombstone else message.body,
+            None if message.key is None else message.key.encode(),
+            [(name, text.encode()) for name, text in headers],
+        )
+    except UnicodeEncodeError as error:
+        raise MessageError(f"text that is not UTF-8: {error.reason}") from error
+
+
+def message_of(record: Record, id_header: str, max_bytes: int) -> tuple[Message, str | None]:
+    """The message of any publisher, and why it cannot be handled. Text that is not UTF-8 is
+    escaped, and a time that cannot be understood is left out.
+    """
+    body, problem = record.value or b"", record.problem
+    names = {id_header or _ID: "id", _TIME: "time", **_FIELDS}
+    fields: dict[str, Any] = {"id": ""}
+    headers = {}
+    for header, raw in record.headers:
+        text = (raw or b"").decode(errors="backslashreplace")
+        name = names.pop(header, None)
+        if name is not None:
+            fields[name] = text
+            if name == "id" and text.encode() != (raw or b""):
+                problem = "the message id is not UTF-8"
+        elif not header.startswith(OURS):
+            headers[header] = text
+    if not fields["id"] and "ce_specversion" in headers and not id_header:
+        try:
+            event = fields_of(headers, body)
+            fields |= {name: event[name] for name in ("id", "type", "source")}
+        except MessageError as error:
+            problem = str(error)
+    if record.value is None:
+        headers[_TOMBSTONE] = "true"
+    told, time = fields.pop("time", ""), None
+    with suppress(ValueError):
+        time = datetime.fromisoformat(told)
+    key = None if record.key is None else record.key.decode(errors="backslashreplace")
+    message = Message(body=body, headers=headers, time=time, key=key, **fields)
+    return message, problem or too_large(body, max_bytes)
