@@ -264,7 +264,10 @@ class Turn:
 
     def ended(self, policy: Policy, *, is_stopping: bool = False) -> Ending:
         """The turn is over. Returns what follows, from how far its handler has come."""
-        return self.ended_as(self._ending(policy, is_stopping=is_stopping))
+        ending = self._ending(policy, is_stopping=is_stopping)
+        self.state = _ENDED[self.state]
+        self.ending = ending
+        return ending
 
     def ended_as(self, ending: Ending) -> Ending:
         """The turn is over, and this follows."""

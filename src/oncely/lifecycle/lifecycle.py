@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Self, TypeVar, cast
 
 from oncely._util import clock
@@ -57,8 +58,7 @@ from oncely.ledger.driver import Driver, SyncDriver
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import Mailbox
 from oncely.ledger.probing import asked_probe
-from oncely.lifecycle.claim_keeper import AWAY, ClaimKeeper, store_outage
-from oncely.lifecycle.heartbeat import shared_heartbeat
+from oncely.lifecycle.heartbeat import AWAY, ClaimKeeper, shared_heartbeat, store_outage
 from oncely.lifecycle.results import (
     JSON,
     KeepResult,
@@ -73,6 +73,10 @@ from oncely.lifecycle.retry_queue import RetryQueue
 _log = EventLog(__name__)
 
 _T = TypeVar("_T", bound=Turn)
+
+_claim_of: Callable[[Turn], Claim | None] = attrgetter("claim")
+_claim_in: Callable[[Write], Claim] = attrgetter("command.claim")
+_command_of: Callable[[Turn | Write], Any] = attrgetter("command")
 
 _KEPT = (End.FAILED, End.EXHAUSTED)
 """After these the message itself is kept, where the ledger keeps messages."""
@@ -186,11 +190,13 @@ class Lifecycle:
         It is safe to ask again for the same turns after an error: each keeps its command. Raises
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
+        asking = []
         for turn in turns:
             # One that has ended must not seem to be granted.
             if turn.state is TurnState.NEW or turn.state >= TurnState.ENDED:
                 self._prepare(turn)
-        asking = [turn for turn in turns if turn.state is TurnState.ASKED]
+            if turn.state is TurnState.ASKED:
+                asking.append(turn)
         if not asking:
             return
         try:
@@ -242,17 +248,15 @@ class Lifecycle:
         asked_at = clock.monotonic()
         outcomes: Sequence[Outcome | Exception]
         try:
-            outcomes = await driver.settle([cast(Acquire, turn.command) for turn in turns])
+            outcomes = await driver.settle([*map(_command_of, turns)])
         except UnreadableRow as error:
             if len(turns) > 1:
                 raise
             outcomes = [error]
         reached("after_claim")
-        doubted = self._note_answers(turns, outcomes)
-        granted = [turn.claim for turn in turns if turn.claim is not None]
+        granted, handled, doubted = self._note_answers(turns, outcomes)
         if granted and not driver.is_joined:
             await self._hold(driver, granted, asked_at)
-        handled = [turn for turn in turns if isinstance(turn.outcome, Handled)]
         if handled and self.finishes_handled:
             await self.finish(driver, handled)
         for turn, record in doubted:
@@ -270,15 +274,18 @@ class Lifecycle:
 
     def _note_answers(
         self, turns: Sequence[Turn], outcomes: Sequence[Outcome | Exception]
-    ) -> list[tuple[Turn, Record]]:
-        """Note in the turns what the ledger has answered; return those that a probe has to find
-        out about, with their records.
+    ) -> tuple[list[Claim], list[Turn], list[tuple[Turn, Record]]]:
+        """Note in the turns what the ledger has answered. Return the claims that it has granted,
+        the turns that were handled before, and those that a probe has to find out about, with their
+        records.
         """
-        doubted, may_probe = [], callable(self.policy.on_in_doubt)
+        granted, handled, doubted = [], [], []
+        may_probe = callable(self.policy.on_in_doubt)
         for turn, outcome in zip(turns, outcomes, strict=True):
             match outcome:
                 case Granted(claim):
                     turn.granted(claim)
+                    granted.append(claim)
                 case InDoubt(record) if may_probe and cast(Acquire, turn.command).finding is None:
                     doubted.append((turn, record))
                 case Suspect():
@@ -287,7 +294,9 @@ class Lifecycle:
                     turn.refused(outcome)
                 case _ if not isinstance(outcome, Exception):
                     turn.answered(cast(ClaimOutcome, outcome))
-        return doubted
+                    if isinstance(outcome, Handled):
+                        handled.append(turn)
+        return granted, handled, doubted
 
     async def _hold(self, driver: Driver, claims: Sequence[Claim], asked_at: float) -> None:
         try:
@@ -413,7 +422,7 @@ class Lifecycle:
 
     async def _store(self, driver: Driver, pairs: Sequence[tuple[Turn, Write]]) -> None:
         turns, writes = zip(*pairs, strict=True)
-        claims = [write.command.claim for write in writes]
+        claims = [*map(_claim_in, writes)]
         try:
             outcomes = await self.keeper.retried(
                 driver, claims, partial(self._try_to_store, driver, writes, claims)
@@ -440,7 +449,7 @@ class Lifecycle:
             write.command.claim = claim
         if writes[0].has_rows:
             return await driver.run(driver.calls.write_all, writes)
-        outcomes = await driver.settle([write.command for write in writes])
+        outcomes = await driver.settle([*map(_command_of, writes)])
         for outcome in outcomes:
             # If one of many is locked, the others need not be repeated.
             is_raised = isinstance(outcome, Exception) and len(writes) == 1
@@ -469,8 +478,7 @@ class Lifecycle:
 
     def let_go(self, turns: Sequence[Turn]) -> Sequence[Claim]:
         """Extend the claims of these no longer; return them as they were last extended."""
-        claims = [turn.claim for turn in turns if turn.claim is not None]
-        return self.heartbeat.let_go_many(claims)
+        return self.heartbeat.let_go_many([*filter(None, map(_claim_of, turns))])
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""

@@ -64,7 +64,7 @@ class Work:
     def __enter__(self) -> Self:
         self._driver = self._driver or self._lifecycle.sync_driver
         try:
-            run_inline(self._begin(self._driver))
+            run_inline(self._lifecycle.claim(self._driver, [self.turn]))
             return self._enter(self._driver)
         except BaseException:
             self._let_go()
@@ -81,7 +81,7 @@ class Work:
     async def __aenter__(self) -> Self:
         self._driver = self._driver or self._lifecycle.async_driver
         try:
-            await self._begin(self._driver)
+            await self._lifecycle.claim(self._driver, [self.turn])
             return self._enter(self._driver)
         except BaseException:
             self._let_go()
@@ -94,9 +94,6 @@ class Work:
         __: TracebackType | None,
     ) -> None:
         await self._leave(error)
-
-    async def _begin(self, driver: Driver) -> None:
-        await self._lifecycle.claim(driver, [self.turn])
 
     def _enter(self, driver: Driver) -> Self:
         turn = self.turn
