@@ -321,9 +321,9 @@ MUTANTS = [
     Mutant(
         "a message that another worker has is set aside",
         TURN,
-        "isinstance(error, RefusedError | MessageError | UnreadableRow):",
+        "isinstance(error, RefusedError | MessageError | UnreadableRow | UnstorableMessage):",
         'type(error).__name__ == "BusyError" or '
-        "isinstance(error, RefusedError | MessageError | UnreadableRow):",
+        "isinstance(error, RefusedError | MessageError | UnreadableRow | UnstorableMessage):",
         seed=5,
     ),
     Mutant(

@@ -41,6 +41,7 @@ from oncely.core.errors import (
     MessageError,
     RefusedError,
     UnreadableRow,
+    UnstorableMessage,
     WaitingError,
     describe,
     reason_of,
@@ -420,7 +421,7 @@ def after_refusal(error: Exception) -> Ending:
         return Ending(End.LEFT, DeadLetter(describe(error)), Counted.FAILED)
     if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
-    if isinstance(error, RefusedError | MessageError | UnreadableRow):
+    if isinstance(error, RefusedError | MessageError | UnreadableRow | UnstorableMessage):
         return Ending(End.LEFT, DeadLetter(describe(error)), Counted.SET_ASIDE)
     return Ending(End.LEFT, Delay(AGAIN_S), Counted.GIVEN_BACK)
 
