@@ -64,7 +64,7 @@ class Work:
     def __enter__(self) -> Self:
         self._driver = self._driver or self._lifecycle.sync_driver
         try:
-            run_inline(self._lifecycle.claim(self._driver, [self.turn]))
+            run_inline(self._begin(self._driver))
             return self._enter(self._driver)
         except BaseException:
             self._let_go()
@@ -81,7 +81,7 @@ class Work:
     async def __aenter__(self) -> Self:
         self._driver = self._driver or self._lifecycle.async_driver
         try:
-            await self._lifecycle.claim(self._driver, [self.turn])
+            await self._begin(self._driver)
             return self._enter(self._driver)
         except BaseException:
             self._let_go()
@@ -94,6 +94,10 @@ class Work:
         __: TracebackType | None,
     ) -> None:
         await self._leave(error)
+
+    async def _begin(self, driver: Driver) -> None:
+        """Ask for the message. A request over HTTP waits no longer than it may for the answer."""
+        await self._lifecycle.claim(driver, [self.turn])
 
     def _enter(self, driver: Driver) -> Self:
         turn = self.turn
