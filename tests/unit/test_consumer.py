@@ -402,6 +402,10 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, ledger: c.idempotent(ledger, "a", 3), "metadata:"),
     (lambda c, ledger: c.idempotent(ledger, "a", awaited), "metadata:"),
     (lambda c, ledger: c.idempotent(ledger, "a", policy=Policy), "policy:"),
+    (
+        lambda c, ledger: c.idempotent(ledger, "a" * 241).consume(of_one, drain=True),
+        "a shorter name",
+    ),
     (lambda c, _: c.tries(0), "tries"),
     (lambda c, _: c.backoff("soon"), "backoff"),
     (lambda c, _: c.backoff([5, -1]), "backoff"),
