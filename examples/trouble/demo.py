@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from uuid import uuid4
 
 import oncely
 from oncely import ops
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Run, Worker, bucket_of
+from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, Run, Worker
 from oncely.ledger.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +87,8 @@ def _period(consumer: str, worker: str, began: int, now: float) -> Activity:
     usual_s = {"billing": -1, "mailing": -3}
     seconds = [0] * (len(BOUNDS_S) + 1)
     for _ in range(handled + failed):
-        seconds[bucket_of(random.lognormvariate(usual_s[consumer] + 2 * is_bad, 0.8))] += 1
+        took_s = random.lognormvariate(usual_s[consumer] + 2 * is_bad, 0.8)
+        seconds[bisect_left(BOUNDS_S, took_s)] += 1
     return Activity(
         consumer,
         worker,

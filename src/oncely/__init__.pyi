@@ -44,6 +44,7 @@ from .core.errors import (
     TooOldError,
     TransportError,
     UnreadableRow,
+    UnstorableMessage,
     WaitingError,
 )
 from .core.ids import Id
@@ -133,6 +134,7 @@ __all__ = [
     "TransportError",
     "UnreadableRow",
     "Unrecoverable",
+    "UnstorableMessage",
     "Waiting",
     "WaitingError",
     "WaitingMessage",

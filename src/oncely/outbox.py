@@ -131,13 +131,13 @@ class Relay:
         A message with a delay, or one that was refused, goes on waiting. Raises TransportError when
         the broker is away: confirmed messages are marked, the others can be taken again at once.
         """
-        sending = _Sending(self, threading.Event(), parents)
+        run = _RelayRun(self, threading.Event(), parents)
         try:
-            sending.go_on()
+            run.go_on()
         except TransportError:
-            sending.let_go()
+            run.let_go()
             raise
-        return sending.report
+        return run.report
 
     def drain(self, stop: threading.Event, on_progress: OnProgress = lambda _: None) -> RelayReport:
         """As `send_waiting`, for all messages, until `stop` is set; all published ones are marked.
@@ -146,10 +146,10 @@ class Relay:
         after each batch.
         """
         self._ledger.check_privileges("relay")
-        sending = _Sending(self, stop, on_progress=on_progress)
-        sending.go_on()
+        run = _RelayRun(self, stop, on_progress=on_progress)
+        run.go_on()
         self._tidy(stop)
-        return sending.report
+        return run.report
 
     def run(self, stop: threading.Event, on_progress: OnProgress = lambda _: None) -> RelayReport:
         """Send the messages that wait and that come, until `stop` is set; all published ones are
@@ -161,7 +161,7 @@ class Relay:
         """
         self._ledger.check_privileges("relay")
         self._ledger.recorder.works_as("relay")
-        sending = _Sending(self, stop, on_progress=on_progress)
+        run = _RelayRun(self, stop, on_progress=on_progress)
         outage = Outage(
             _log,
             "relay_stalled",
@@ -176,17 +176,17 @@ class Relay:
                 if monotonic() >= tidy_at:
                     self._tidy(stop)
                     tidy_at = monotonic() + _TIDY_EVERY_S
-                sending.go_on()
+                run.go_on()
                 failures = 0
                 outage.over()
                 self._await_messages(stop)
             except (TransportError, StoreUnavailable, ContentionError) as error:
                 failures += 1
                 outage.met(error)
-                sending.tell(error)
+                run.tell(error)
                 stop.wait(pause_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
-        sending.mark()
-        return sending.report
+        run.mark()
+        return run.report
 
     def _await_messages(self, stop: threading.Event) -> None:
         """Return when messages may be there, and when it is time to look, or to stop."""
@@ -265,7 +265,7 @@ class _Batch:
         self._lanes |= apart._lanes
 
 
-class _Sending:
+class _RelayRun:
     """Sends batch after batch, for one thread.
 
     After an error it still has its batch, and goes on with it when it is called again.

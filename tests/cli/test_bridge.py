@@ -41,7 +41,9 @@ def test_what_it_moves(
     publish(broker, "orders", Message("d"))
     folder = at.file.parent / "out"
     code, _, err = command(*drain, "--files", str(folder), "--log-format", "json")
-    events = [json.loads(line)["event"] for line in err.splitlines()]
+    told = [json.loads(line)["event"] for line in err.splitlines()]
+    # Where the machine is busy, it also says that its activity was not stored.
+    events = [event for event in told if event.startswith("bridge_")]
     assert (code, events) == (0, ["bridge_started", "bridge_stopped"])
     assert [json.loads(file.read_text())["id"] for file in folder.iterdir()] == ["d"]
     counts = {name: each.waiting for name, each in at.ledger.mailbox.backlogs().items()}

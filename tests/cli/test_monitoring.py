@@ -12,7 +12,7 @@ from tests.logs import events_in, of_event
 from oncely import Consumer, Message
 from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import monitored
-from oncely.cli.options import Running
+from oncely.cli.options import RunOptions
 from oncely.consumer import source
 from oncely.consumer.health import Health, Pulse
 from oncely.core.errors import StoreUnavailable, TransportError
@@ -59,7 +59,7 @@ def ask(caplog: pytest.LogCaptureFixture) -> Ask:
         workers: dict[str, str] | None = None,
     ) -> Got:
         caplog.clear()
-        running = Running(metrics_port=0)
+        running = RunOptions(metrics_port=0)
         with (
             caplog.at_level("INFO", "oncely"),
             monitored(running, ledger, lambda: healths, workers),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from sqlalchemy import create_engine, text
 from tests.conditions import LIMIT_S, wait_until
-from tests.integration.dying_worker import CONSUMER, QUEUE, TRIES, engine_url
+from tests.integration.dying_worker import CONSUMER, DEATHS, QUEUE, TRIES, engine_url
 from tests.turns import in_turn, is_whole_run
 
 from oncely import Message, open_ledger, open_transport
@@ -88,7 +88,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         assert not ledger.problems()
 
 
-CASES = [(where, kind, how) for where in PLACES for kind in KINDS for how in ("abort", "kill")]
+CASES = [(where, kind, how) for where in PLACES for kind in KINDS for how in DEATHS]
 
 
 @pytest.mark.timeout(2 * _LIMIT_S)

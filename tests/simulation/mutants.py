@@ -80,8 +80,8 @@ MUTANTS = [
     Mutant(
         "the death of what was claimed alone costs no attempt",
         RULES,
-        "    return record.metadata is not None and record.metadata.get(_ALONE) == record.fence",
-        "    return False",
+        "ask.company is not Company.ALONE or _is_marked(record, _ALONE)",
+        "ask.company is not Company.ALONE",
     ),
     Mutant(
         "what may have killed a worker is granted in company",
@@ -321,9 +321,9 @@ MUTANTS = [
     Mutant(
         "a message that another worker has is set aside",
         TURN,
-        "isinstance(error, RefusedError | MessageError | UnreadableRow):",
+        "isinstance(error, RefusedError | MessageError | UnreadableRow | UnstorableMessage):",
         'type(error).__name__ == "BusyError" or '
-        "isinstance(error, RefusedError | MessageError | UnreadableRow):",
+        "isinstance(error, RefusedError | MessageError | UnreadableRow | UnstorableMessage):",
         seed=5,
     ),
     Mutant(

@@ -259,6 +259,7 @@ def test_a_long_handler_keeps_its_claims(
     ("options", "said"),
     [
         ({"consumer": ""}, "option consumer: missing"),
+        ({"consumer": "a" * 241}, "consumer: .* write a shorter name"),
         ({"ledger": "memory://"}, "is seen by one process only"),
         ({"ledger": "redis://h", "mode": "transactional"}, 'no transactions.*mode "leased"'),
         ({"tries": "many"}, "tries: 'many' is not a whole number"),

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,37 @@ def test_async_and_not(queue: Queue, ledger: Ledger) -> None:
     assert consumer.consume(drain=True).handled == 2
     assert len(set(names)) == 2
     assert threading.current_thread().name not in names
+
+
+_CALLER: ContextVar[str] = ContextVar("caller", default="nobody")
+
+
+@pytest.mark.parametrize("how", ["thread", "loop", "transactions", "together"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_context_for_each(queue: Queue, sql: Sql, how: str, count: int) -> None:
+    """A context variable that a handler sets is gone before the next message. What was set around
+    `consume` is there.
+    """
+    seen: list[str] = []
+
+    def see(message: Any, *_: Any) -> None:
+        seen.append(_CALLER.get())
+        _CALLER.set(f"handler of {message}")
+
+    async def see_on_loop(message: Message) -> None:
+        see(message)
+
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").concurrency(count)
+    if how in ("transactions", "together"):
+        consumer.transactional(sql.engine, together=how == "together")
+    queue.put(*map(str, range(20)))
+    token = _CALLER.set("consume")
+    try:
+        report = consumer.consume(see_on_loop if how == "loop" else see, drain=True)
+    finally:
+        _CALLER.reset(token)
+    assert report.handled == 20
+    assert {*seen} == {"consume"}
 
 
 # ---- Idempotence, retries, what is told --------------------------------------------------------
@@ -370,6 +402,10 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda c, ledger: c.idempotent(ledger, "a", 3), "metadata:"),
     (lambda c, ledger: c.idempotent(ledger, "a", awaited), "metadata:"),
     (lambda c, ledger: c.idempotent(ledger, "a", policy=Policy), "policy:"),
+    (
+        lambda c, ledger: c.idempotent(ledger, "a" * 241).consume(of_one, drain=True),
+        "a shorter name",
+    ),
     (lambda c, _: c.tries(0), "tries"),
     (lambda c, _: c.backoff("soon"), "backoff"),
     (lambda c, _: c.backoff([5, -1]), "backoff"),

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from tests.conditions import wait_until
 from tests.meddling import MeddlingStore
 from tests.records import granted, record_of
-from tests.unit.conftest import Deliver, Outage, Queue
+from tests.unit.conftest import Deliver, Outage, Queue, Sql
 
 from oncely._util import clock as process_clock
 from oncely.consumer import Consumer
@@ -287,3 +288,43 @@ def test_not_begun_when_the_lease_may_be_over(queue: Queue, ledger: Ledger, outa
     assert handled == ["1"]
     assert sorted(queue.verdicts, key=repr) == [Ack(), AGAIN]
     assert ledger.find(Key("billing", "2")) is None
+
+
+# ---- What the store does not take --------------------------------------------------------------
+
+_REFUSES = (
+    "CREATE TRIGGER no BEFORE INSERT ON processed_messages"
+    " WHEN {} BEGIN SELECT RAISE(ABORT, 'not that'); END"
+)
+
+
+@pytest.mark.parametrize("how", ["plain", "transactions", "together"])
+@pytest.mark.parametrize("others", [0, 9])
+def test_one_that_the_store_refuses(queue: Queue, sql: Sql, how: str, others: int) -> None:
+    """Where the store refuses one message, alone or among others, that becomes a dead letter of
+    the broker, with the store's words; the others are handled.
+    """
+    with sql.engine.begin() as connection:
+        connection.execute(text(_REFUSES.format("NEW.message_id = 'x'")))
+    ids = [str(number) for number in range(others)]
+    queue.put(*ids[:5], "x", *ids[5:])
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing")
+    if how != "plain":
+        consumer.transactional(sql.engine, together=how == "together")
+    report = consumer.consume(lambda *_: None, drain=True)
+    assert (report.handled, report.dead_lettered) == (others, 1)
+    assert "not that" in queue.put_aside()["x"]
+    # What was written to find that out is gone.
+    expected = {("billing", State.COMPLETED): others} if others else {}
+    assert sql.ledger.counts() == expected
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_store_that_refuses_all(queue: Queue, sql: Sql, count: int) -> None:
+    """A store that takes no message ends the consumer, with its words: no message is to blame."""
+    with sql.engine.begin() as connection:
+        connection.execute(text(_REFUSES.format("true")))
+    queue.put(*map(str, range(count)))
+    with pytest.raises(StoreError, match="not that"):
+        Consumer(queue, "in").idempotent(sql.ledger, "billing").consume(lambda _: None, drain=True)
+    assert queue.put_aside() == {}

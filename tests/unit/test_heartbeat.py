@@ -15,7 +15,7 @@ from tests.unit.conftest import extended, failing, nothing
 
 from oncely.core.commands import Busy, Outcome
 from oncely.core.durations import Duration
-from oncely.core.errors import StoreDenied, StoreError
+from oncely.core.errors import StoreDenied
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
@@ -185,10 +185,10 @@ def test_end_that_the_store_refuses(
 
 
 def test_claim_of_many_that_fails_for_one(lifecycle: Lifecycle, meddling: MeddlingStore) -> None:
-    """Where the error is of one message, nobody asks again: the claims of the others run out."""
+    """Where the error of one ends the run, nobody asks again: the claims of the others run out."""
     # All together, and then the first alone.
-    meddling.meddle = failing(2, StoreError("not this one"), nothing)
-    with pytest.raises(StoreError, match="not this one"):
+    meddling.meddle = failing(2, StoreDenied("not this one"), nothing)
+    with pytest.raises(StoreDenied, match="not this one"):
         turns_of(lifecycle, "a", "b")
     assert [record.key.message_id for record in lifecycle.ledger.scan()] == ["b"]
     assert extended(lifecycle.ledger) == []

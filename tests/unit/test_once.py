@@ -18,6 +18,7 @@ from tests.records import granted, record_of
 
 from oncely._util import clock as process_clock
 from oncely._util.signals import told_to_stop
+from oncely.barrier import idempotent_consumer, message_context
 from oncely.core.errors import (
     BusyError,
     ExhaustedError,
@@ -133,6 +134,19 @@ def test_arguments(ledger: Ledger) -> None:
 
     charge("a", second=2, third="x")
     assert seen == [("a", 2, "x")] * 3
+
+
+def test_names_of_arguments(ledger: Ledger) -> None:
+    """Arguments may have the names of what the decorators themselves use."""
+    names = dict.fromkeys(("function", "call", "turn", "work", "self", "args", "kwargs"), "abc")
+
+    def given(**named: str) -> dict[str, str]:
+        return named
+
+    charge = once(ledger, consumer="billing", key=lambda **named: named["function"])(given)
+    receive = idempotent_consumer(ledger)(given)
+    with message_context(message_id="abc", consumer_queue="mailing"):
+        assert charge(**names) == receive(**names) == names
 
 
 def test_methods(ledger: Ledger) -> None:

@@ -21,14 +21,14 @@ from oncely.transports.transport import Delivery
 
 # calls, functions, files, objects, statements (of SQLite: transactions' ends are among them).
 BUDGETS = {
-    "once": Walk(150, 116, 30, 20, 6),
-    "consumer, memory": Walk(430, 226, 44, 24, 0),
-    "consumer, SQLite": Walk(430, 225, 48, 22, 6),
-    "http": Walk(298, 197, 40, 29, 6),
-    "spark, memory, 1": Walk(405, 257, 52, 54, 0),
-    "spark, SQLite, 1": Walk(425, 263, 56, 53, 10),
-    "spark, memory, 1000": Walk(80_500, 270, 51, 11_100, 0),
-    "spark, SQLite, 1000": Walk(82_000, 283, 55, 11_110, 48),
+    "once": Walk(135, 103, 27, 20, 6),
+    "consumer, memory": Walk(412, 208, 43, 24, 0),
+    "consumer, SQLite": Walk(412, 208, 47, 22, 6),
+    "http": Walk(278, 183, 37, 29, 6),
+    "spark, memory, 1": Walk(391, 239, 48, 54, 0),
+    "spark, SQLite, 1": Walk(410, 247, 52, 53, 10),
+    "spark, memory, 1000": Walk(77_000, 252, 47, 11_100, 0),
+    "spark, SQLite, 1000": Walk(78_500, 272, 51, 11_110, 48),
 }
 """At most so much for new messages, where all has run before. Threads that wait for each other do
 not look equally often each time: there is a little room for that.

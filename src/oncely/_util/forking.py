@@ -23,7 +23,7 @@ def afresh_in_children(thing: Fresh) -> None:
     _things.add(thing)
 
 
-class Pausing(Fresh, Protocol):
+class Pausable(Fresh, Protocol):
     """An object that has to be at rest when the process is forked."""
 
     def pause(self) -> None:
@@ -33,19 +33,19 @@ class Pausing(Fresh, Protocol):
         """Go on: called in the parent after the fork."""
 
 
-_pausing: "weakref.WeakSet[Pausing]" = weakref.WeakSet()
-_paused: list[Pausing] = []
+_pausable: "weakref.WeakSet[Pausable]" = weakref.WeakSet()
+_paused: list[Pausable] = []
 
 
-def pause_at_forks(thing: Pausing) -> None:
+def pause_at_forks(thing: Pausable) -> None:
     """From now on, and as long as it lives, `thing` pauses while the process is forked, and starts
     afresh in the child.
     """
-    _pausing.add(thing)
+    _pausable.add(thing)
 
 
 def _pause_all() -> None:
-    _paused[:] = _pausing
+    _paused[:] = _pausable
     for thing in _paused:
         thing.pause()
 
@@ -57,7 +57,7 @@ def _go_on_all() -> None:
 
 def _start_all_afresh() -> None:
     _paused.clear()
-    for thing in [*_pausing, *_things]:
+    for thing in [*_pausable, *_things]:
         thing.start_afresh()
 
 

@@ -12,8 +12,8 @@ from oncely.core.turn import Turn, after_refusal
 from oncely.core.verdicts import Ack, Delay, Verdict
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import AWAY
 from oncely.lifecycle.failures import log_failure
+from oncely.lifecycle.heartbeat import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.work import Work, run_new, run_new_async

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from oncely.cli import options, values
-from oncely.cli.options import LedgerName, Running
+from oncely.cli.options import LedgerName, RunOptions
 from oncely.cli.tables import put_counts
 
 _INSTEAD = "instead of the module's own, such as env:NAME or file:PATH"
@@ -21,7 +21,7 @@ class ConsumeOptions(NamedTuple):
     transport: str | None
     workers: int
     drain: bool
-    running: Running
+    running: RunOptions
     as_json: bool
 
 

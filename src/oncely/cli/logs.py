@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from oncely.cli.options import Running
+from oncely.cli.options import RunOptions
 from oncely.core.errors import NAMES, is_secret, mask_passwords
 from oncely.core.shown import shown
 
@@ -23,7 +23,7 @@ Write = Callable[[str], object]
 
 @contextmanager
 def logged(
-    running: Running, write: Write | None = None, worker: int | None = None
+    running: RunOptions, write: Write | None = None, worker: int | None = None
 ) -> Iterator[None]:
     """Log as --log-level and --log-format say, on stderr or by `write`, which takes whole lines;
     each line has the number of the worker, if this is one.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
-from oncely.cli.options import Running
+from oncely.cli.options import RunOptions
 from oncely.consumer.health import Health
 from oncely.core.errors import ConfigError, OncelyError, describe
 from oncely.ledger.ledger import Ledger
@@ -51,7 +51,7 @@ def observed(ledger: Ledger | None) -> None:
 
 
 @contextmanager
-def shared_metrics(running: Running) -> Iterator[Mapping[str, str]]:
+def shared_metrics(running: RunOptions) -> Iterator[Mapping[str, str]]:
     """The environment for workers, so that this process can show the sums of their metrics."""
     if running.metrics_port is None:
         yield {}
@@ -70,7 +70,7 @@ def forget_dead(shared: Mapping[str, str], pid: int) -> None:
 
 @contextmanager
 def monitored(
-    running: Running,
+    running: RunOptions,
     ledger: Ledger | None,
     healths: Healths,
     workers: Mapping[str, str] | None = None,

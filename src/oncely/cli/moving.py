@@ -13,7 +13,7 @@ from oncely._util.event_log import EventLog
 from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened, opened_transport
-from oncely.cli.options import LedgerName, Note, Running
+from oncely.cli.options import LedgerName, Note, RunOptions
 from oncely.cli.tables import put_counts
 from oncely.cli.terminal import Progress, say, tell_audit
 from oncely.core.errors import ConfigError
@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 1.0
 
 @contextmanager
 def _followed(
-    running: Running, ledger: "Ledger | None", pulse: "Pulse"
+    running: RunOptions, ledger: "Ledger | None", pulse: "Pulse"
 ) -> Iterator[tuple["StopEvent", Progress]]:
     """For a block that works until it is stopped: it beats each time that it asks whether to stop,
     and shows how far it is.
@@ -77,7 +77,7 @@ def relay(
     drain: bool,
     retry_set_aside: bool,
     note: Note,
-    running: Running,
+    running: RunOptions,
     as_json: bool,
     **settings: Any,
 ) -> int:
@@ -111,7 +111,9 @@ def relay(
     return int(drain and report.error is not None)
 
 
-def _relayed(relay: "Relay", ledger: "Ledger", running: Running, *, drain: bool) -> "RelayReport":
+def _relayed(
+    relay: "Relay", ledger: "Ledger", running: RunOptions, *, drain: bool
+) -> "RelayReport":
     from oncely.consumer.health import Pulse
     from oncely.stores.store import Backlog
 
@@ -154,7 +156,7 @@ def bridge(
     queue: str,
     into: str | None,
     files: str | None,
-    running: Running,
+    running: RunOptions,
     as_json: bool,
     **settings: Any,
 ) -> int:
@@ -184,7 +186,7 @@ def bridge(
     return 0
 
 
-def _bridged(running: Running, ledger: "Ledger | None", settings: dict[str, Any]) -> int:
+def _bridged(running: RunOptions, ledger: "Ledger | None", settings: dict[str, Any]) -> int:
     from oncely.bridge import bridge
     from oncely.consumer.health import Pulse
 

@@ -45,7 +45,7 @@ class Past(TypedDict):
     retention: Mapping[str, str]
 
 
-class Running(NamedTuple):
+class RunOptions(NamedTuple):
     """The log and the monitoring port of a command that runs for long."""
 
     log_level: str = "info"
@@ -206,9 +206,9 @@ note = bundle(
 
 def _running(
     log_level: str, log_format: str, metrics_port: int | None, metrics_host: str
-) -> Running:
+) -> RunOptions:
     click.get_current_context().obj.is_json = log_format == "json"
-    return Running(log_level, log_format, metrics_port, metrics_host)
+    return RunOptions(log_level, log_format, metrics_port, metrics_host)
 
 
 running = bundle(

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -41,7 +42,9 @@ class Executor(ABC, Generic[T_Turn]):
     """Runs `count` turns at a time, and reports which have ended. It says how many it can take, by
     how long turns have taken lately: at most `most` together.
 
-    Its threads do not outlive the process, and do not keep it from ending.
+    Each turn runs in a copy of the context in which the executor was made: a context variable that
+    one handler sets is not there for the next. The threads do not outlive the process, and do not
+    keep it from ending.
     """
 
     is_stopped = False
@@ -50,6 +53,7 @@ class Executor(ABC, Generic[T_Turn]):
     def __init__(self, count: int, most: int = 1) -> None:
         self._count = count
         self._most = most
+        self._context = copy_context()
         self._ended: deque[T_Turn] = deque()
         self._bell: SimpleQueue[None] = SimpleQueue()
         """Set when several turns have ended: the collector is not woken for each."""
@@ -199,10 +203,10 @@ class ThreadExecutor(Executor[T_Turn]):
     def _work(self) -> None:
         while (turns := self._waiting.get()) is not None:
             if self._run_many is not None and not self.is_stopped:
-                self._run_many(turns)
+                self._context.copy().run(self._run_many, turns)
             for turn in turns:
                 if not (turn.state >= TurnState.ENDED or self.is_stopped):
-                    self._run(turn)
+                    self._context.copy().run(self._run, turn)
                 if self._pid != os.getpid():
                     return  # In a forked child of a handler: the rest is the parent's.
                 self._tell(turn, is_last=self._waiting.empty() and turn is turns[-1])
@@ -265,20 +269,21 @@ class LoopExecutor(Executor[T_Turn]):
 
     def _accept(self, turns: Sequence[T_Turn]) -> None:
         self._waiting.extend(turns)
-        for _ in range(min(len(turns), self._free)):
-            # Counted here, and not by the tasks: a task lives a little longer than its turn.
-            self._free -= 1
-            task = self._loop.create_task(self._work())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._begin()
 
-    async def _work(self) -> None:
-        while self._waiting:
-            try:
-                turn = self._waiting.popleft()
-            except IndexError:
-                break  # The last one was withdrawn.
-            if not self.is_stopped:
-                await self._run(turn)
-            self._tell(turn, is_last=not self._waiting)
+    def _begin(self) -> None:
+        with suppress(IndexError):  # The last one was withdrawn.
+            while self._free and self._waiting:
+                work = self._work(self._waiting.popleft())
+                # Counted here, and not by the tasks: a task lives a little longer than its turn.
+                self._free -= 1
+                task = self._loop.create_task(work, context=self._context.copy())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, turn: T_Turn) -> None:
+        if not self.is_stopped:
+            await self._run(turn)
         self._free += 1
+        self._begin()
+        self._tell(turn, is_last=not self._waiting)

@@ -18,7 +18,7 @@ from oncely.consumer.sink import DeliverySink
 from oncely.consumer.source import DeliverySource, DueRetries
 from oncely.consumer.turn import DeliveryTurn
 from oncely.consumer.window import Window
-from oncely.lifecycle.claim_keeper import store_outage
+from oncely.lifecycle.heartbeat import store_outage
 from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
 from oncely.transports.transport import Transport

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 from oncely._util.event_log import EventLog
@@ -126,7 +127,8 @@ class Runner(_AnyRunner):
     def run_all(self, turns: Sequence[DeliveryTurn]) -> bool:
         """Run these turns of one transaction until one fails; return whether none has failed."""
         for turn in turns:
-            self.run(turn)
+            # What one handler sets in its context is not there for the next.
+            copy_context().run(self.run, turn)
             if turn.error is not None:
                 return False
         return True

@@ -19,7 +19,7 @@ from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay, Ending
 from oncely.ledger.driver import run_inline
-from oncely.lifecycle.claim_keeper import AWAY, PAUSE_S
+from oncely.lifecycle.heartbeat import AWAY, PAUSE_S
 from oncely.lifecycle.lifecycle import Lifecycle
 
 T = TypeVar("T", bound=Turn)

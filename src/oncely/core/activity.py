@@ -2,7 +2,6 @@
 what people changed.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,11 +99,6 @@ class AuditEntry(NamedTuple):
         if not self.changed:
             return f"begun; how many were changed is not known{of}"
         return f"begun; at least {self.changed:,} changed{of}"
-
-
-def bucket_of(seconds: float) -> int:
-    """Which count of `Activity.seconds` a handling time belongs to."""
-    return bisect_left(BOUNDS_S, seconds)
 
 
 def quantile_s(counts: Iterable[Sequence[int]], share: float) -> float | None:

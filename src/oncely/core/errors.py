@@ -75,6 +75,12 @@ class UnreadableRow(StoreError):
     """
 
 
+class UnstorableMessage(StoreError):
+    """The store refuses what is kept of this message, and takes others: a letter of its id that the
+    database's encoding lacks, say. The text has the store's own words.
+    """
+
+
 class ContentionError(StoreError):
     """A record changed hands faster than it could be written; asking again is safe."""
 

@@ -41,6 +41,7 @@ from oncely.core.errors import (
     MessageError,
     RefusedError,
     UnreadableRow,
+    UnstorableMessage,
     WaitingError,
     describe,
     reason_of,
@@ -264,7 +265,10 @@ class Turn:
 
     def ended(self, policy: Policy, *, is_stopping: bool = False) -> Ending:
         """The turn is over. Returns what follows, from how far its handler has come."""
-        return self.ended_as(self._ending(policy, is_stopping=is_stopping))
+        ending = self._ending(policy, is_stopping=is_stopping)
+        self.state = _ENDED[self.state]
+        self.ending = ending
+        return ending
 
     def ended_as(self, ending: Ending) -> Ending:
         """The turn is over, and this follows."""
@@ -417,7 +421,7 @@ def after_refusal(error: Exception) -> Ending:
         return Ending(End.LEFT, DeadLetter(describe(error)), Counted.FAILED)
     if isinstance(error, DuplicateError | WaitingError):
         return AFTER_DUPLICATE
-    if isinstance(error, RefusedError | MessageError | UnreadableRow):
+    if isinstance(error, RefusedError | MessageError | UnreadableRow | UnstorableMessage):
         return Ending(End.LEFT, DeadLetter(describe(error)), Counted.SET_ASIDE)
     return Ending(End.LEFT, Delay(AGAIN_S), Counted.GIVEN_BACK)
 

@@ -58,7 +58,7 @@ class IdempotencyKey:
         if body is None:
             await self._app(inner, receive, send)
             return
-        running = _Running(self._app, state, inner, body, send)
+        running = _Exchange(self._app, state, inner, body, send)
         task = self._requests.follow(running.run())
         task.add_done_callback(lambda _: body.close())
         await asyncio.shield(task)
@@ -88,7 +88,7 @@ class IdempotencyKey:
         return state, body
 
 
-class _Running:
+class _Exchange:
     """One request in the application; its response is held back until the end is stored."""
 
     def __init__(

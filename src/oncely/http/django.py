@@ -22,7 +22,7 @@ from oncely.core.errors import ConfigError
 from oncely.http.answers import STREAMED, HttpAnswer, answer_of
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody
 from oncely.http.keyed_requests import KeyedRequests
-from oncely.http.passing import Passing, passing
+from oncely.http.passed_response import PassedResponse, passed_chunks
 from oncely.http.problems import INCOMPLETE, Refused
 from oncely.http.request_state import RequestState
 from oncely.ledger.driver import run_inline
@@ -160,7 +160,9 @@ def _pass_through(response: Any, state: RequestState, *, is_async: bool) -> None
     stream = StreamingHttpResponse(response.streaming_content)
     status = response.status_code
     response.streaming_content = (
-        passing(aiter(stream), state, status) if is_async else Passing(iter(stream), state, status)
+        passed_chunks(aiter(stream), state, status)
+        if is_async
+        else PassedResponse(iter(stream), state, status)
     )
 
 

@@ -25,7 +25,7 @@ from oncely.http.keyed_requests import KeyedRequests, LateError
 from oncely.http.problems import Problem, problem_of
 from oncely.ledger.driver import Driver, SyncDriver, run_inline
 from oncely.ledger.inbox import AsyncInbox, AsyncInboxDriver, Inbox
-from oncely.lifecycle.claim_keeper import AWAY
+from oncely.lifecycle.heartbeat import AWAY
 from oncely.lifecycle.work import Work
 
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from oncely.http.answers import HELD_S, HttpAnswer
 from oncely.http.http_request import PIECE, HttpRequest, RequestBody, content_length
 from oncely.http.key_options import KeyOptions
 from oncely.http.keyed_requests import KeyedRequests
-from oncely.http.passing import Passing
+from oncely.http.passed_response import PassedResponse
 from oncely.http.problems import INCOMPLETE, LENGTH_REQUIRED, Refused
 from oncely.http.request_state import RequestState
 from oncely.ledger.driver import run_inline
@@ -148,11 +148,11 @@ class _Taken:
                     return None
         return HttpAnswer(self.status, self._fields, bytes(self._held))
 
-    def passed(self, start_response: StartResponse, stack: ExitStack) -> Passing:
+    def passed(self, start_response: StartResponse, stack: ExitStack) -> PassedResponse:
         """The chunks of a response that passes through; `stack` is closed after them."""
         start_response(self.line, self._fields)
         stack.callback(self._close)
-        return Passing(self._passing(), self._state, self.status, stack.close)
+        return PassedResponse(self._passing(), self._state, self.status, stack.close)
 
     def _passing(self) -> Iterator[bytes]:
         # What the application writes is passed on before the chunk that follows it.

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely._util.version import __version__
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, AuditEntry, Worker, bucket_of
+from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, AuditEntry, Worker
 from oncely.core.commands import (
     Command,
     Complete,
@@ -177,7 +178,8 @@ class Recorder:
             case InDoubt():
                 self._counted.append((consumer, _IN_DOUBT, len(keys)))
             case Written() if isinstance(command, Release):
-                self._ended(keys)
+                for key in keys:
+                    self._claimed.pop(key, None)
             case Written(is_repeated=False) if isinstance(command, MarkHandled | Complete | Fail):
                 # What was handled before was counted then.
                 if command.claim.state is State.PROCESSING:
@@ -190,14 +192,10 @@ class Recorder:
             self._counted.append((consumer, _EXHAUSTED, len(keys)))
         now = time.perf_counter()
         # Claims of one batch were granted at one time.
-        for claimed_at, same in groupby(self._ended(keys)):
+        for claimed_at, same in groupby(map(self._claimed.pop, keys, repeat(None))):
             if claimed_at is not None:
-                bucket = _SECONDS + bucket_of(now - claimed_at)
+                bucket = _SECONDS + bisect_left(BOUNDS_S, now - claimed_at)
                 self._counted.append((consumer, bucket, len([*same])))
-
-    def _ended(self, keys: Sequence[Key]) -> Sequence[float | None]:
-        """When each of these claims was granted, as far as that is known."""
-        return [*map(self._claimed.pop, keys, repeat(None))]
 
     # ---- Telling -------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from oncely.core.turn import Turn, Untracked
 from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.ledger.arguments import sent_message
 from oncely.ledger.driver import Driver, run_inline
-from oncely.lifecycle.claim_keeper import ClaimKeeper
+from oncely.lifecycle.heartbeat import ClaimKeeper
 from oncely.lifecycle.results import Serializer, given_back, kept, serializer_of
 from oncely.lifecycle.wrapping import is_async
 
@@ -41,9 +41,8 @@ class ClaimContext:
     _driver: Driver
     message: Message | None
     _keeper: ClaimKeeper | None
+    _lock: threading.Lock
     is_over: bool = False
-    # Looked up when it is made: a simulation has locks of its own.
-    _lock: threading.Lock = field(default_factory=lambda: threading.Lock())  # noqa: PLW0108
     _results: dict[str, Any] | None = None
     _running: set[str] = field(default_factory=set)
     _deferred: dict[tuple[str, str], WaitingMessage] = field(default_factory=dict)
@@ -267,6 +266,6 @@ def context_of(turn: Turn, driver: Driver, keeper: ClaimKeeper) -> ClaimContext 
     else:
         assert turn.claim is not None  # noqa: S101 - no other turn is run.
         kept_by = None if driver.is_joined else keeper
-        context = ClaimContext(turn.claim, driver, turn.message, kept_by)
+        context = ClaimContext(turn.claim, driver, turn.message, kept_by, threading.Lock())
     turn.context = context
     return context

@@ -3,8 +3,10 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Self, TypeVar, cast
 
 from oncely._util import clock
@@ -42,6 +44,7 @@ from oncely.core.errors import (
     StoreError,
     StoreUnavailable,
     UnreadableRow,
+    UnstorableMessage,
     describe,
 )
 from oncely.core.ids import check_id, fingerprint_of
@@ -51,14 +54,20 @@ from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
 from oncely.core.verdicts import Counted, Delay, End, Ending
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.arguments import Write, acquire_again, acquire_for, renewed
+from oncely.ledger.arguments import (
+    Write,
+    acquire_again,
+    acquire_for,
+    new_token,
+    renewed,
+    to_acquire,
+)
 from oncely.ledger.async_ledger import AsyncDriver
 from oncely.ledger.driver import Driver, SyncDriver
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import Mailbox
 from oncely.ledger.probing import asked_probe
-from oncely.lifecycle.claim_keeper import AWAY, ClaimKeeper, store_outage
-from oncely.lifecycle.heartbeat import shared_heartbeat
+from oncely.lifecycle.heartbeat import AWAY, ClaimKeeper, shared_heartbeat, store_outage
 from oncely.lifecycle.results import (
     JSON,
     KeepResult,
@@ -73,6 +82,10 @@ from oncely.lifecycle.retry_queue import RetryQueue
 _log = EventLog(__name__)
 
 _T = TypeVar("_T", bound=Turn)
+
+_claim_of: Callable[[Turn], Claim | None] = attrgetter("claim")
+_claim_in: Callable[[Write], Claim] = attrgetter("command.claim")
+_command_of: Callable[[Turn | Write], Any] = attrgetter("command")
 
 _KEPT = (End.FAILED, End.EXHAUSTED)
 """After these the message itself is kept, where the ledger keeps messages."""
@@ -186,11 +199,13 @@ class Lifecycle:
         It is safe to ask again for the same turns after an error: each keeps its command. Raises
         StoreUnavailable where the store cannot be reached, unless the policy lets messages run.
         """
+        asking = []
         for turn in turns:
             # One that has ended must not seem to be granted.
             if turn.state is TurnState.NEW or turn.state >= TurnState.ENDED:
                 self._prepare(turn)
-        asking = [turn for turn in turns if turn.state is TurnState.ASKED]
+            if turn.state is TurnState.ASKED:
+                asking.append(turn)
         if not asking:
             return
         try:
@@ -242,52 +257,80 @@ class Lifecycle:
         asked_at = clock.monotonic()
         outcomes: Sequence[Outcome | Exception]
         try:
-            outcomes = await driver.settle([cast(Acquire, turn.command) for turn in turns])
-        except UnreadableRow as error:
+            outcomes = await driver.settle([*map(_command_of, turns)])
+        except StoreError as error:
             if len(turns) > 1:
                 raise
             outcomes = [error]
         reached("after_claim")
-        doubted = self._note_answers(turns, outcomes)
-        granted = [turn.claim for turn in turns if turn.claim is not None]
+        granted, handled, doubted, failed = self._note_answers(turns, outcomes)
         if granted and not driver.is_joined:
             await self._hold(driver, granted, asked_at)
-        handled = [turn for turn in turns if isinstance(turn.outcome, Handled)]
         if handled and self.finishes_handled:
             await self.finish(driver, handled)
         for turn, record in doubted:
             message = turn.probed() or Message(record.key.message_id)
             finding = await driver.run(asked_probe, self.policy.on_in_doubt, message)
             turn.asks(acquire_again(turn, finding, record))
-        for outcome in outcomes:
-            if isinstance(outcome, Exception) and not isinstance(outcome, UnreadableRow):
-                if not isinstance(outcome, AWAY):
-                    # Nobody asks again for the others: their claims run out.
-                    self.let_go(turns)
-                raise outcome
+        if failed:
+            await self._note_failures(driver, turns, failed)
         if doubted:
             await self._ask(driver, [turn for turn, _ in doubted])
 
     def _note_answers(
         self, turns: Sequence[Turn], outcomes: Sequence[Outcome | Exception]
-    ) -> list[tuple[Turn, Record]]:
-        """Note in the turns what the ledger has answered; return those that a probe has to find
-        out about, with their records.
+    ) -> tuple[list[Claim], list[Turn], list[tuple[Turn, Record]], list[tuple[Turn, Exception]]]:
+        """Note in the turns what the ledger has answered. Return the claims that it has granted,
+        the turns that were handled before, those that a probe has to find out about, with their
+        records, and those that have no answer, with the errors.
         """
-        doubted, may_probe = [], callable(self.policy.on_in_doubt)
+        granted, handled, doubted, failed = [], [], [], []
+        may_probe = callable(self.policy.on_in_doubt)
         for turn, outcome in zip(turns, outcomes, strict=True):
             match outcome:
                 case Granted(claim):
                     turn.granted(claim)
+                    granted.append(claim)
                 case InDoubt(record) if may_probe and cast(Acquire, turn.command).finding is None:
                     doubted.append((turn, record))
                 case Suspect():
                     turn.suspected(outcome)
-                case UnreadableRow():
-                    turn.refused(outcome)
-                case _ if not isinstance(outcome, Exception):
+                case Exception():
+                    failed.append((turn, outcome))
+                case _:
                     turn.answered(cast(ClaimOutcome, outcome))
-        return doubted
+                    if isinstance(outcome, Handled):
+                        handled.append(turn)
+        return granted, handled, doubted, failed
+
+    async def _note_failures(
+        self, driver: Driver, turns: Sequence[Turn], failed: Sequence[tuple[Turn, Exception]]
+    ) -> None:
+        """Refuse those of which the error concerns that message alone; raise any other error."""
+        are_of_one = not driver.is_joined and any(type(error) is StoreError for _, error in failed)
+        if are_of_one and len(failed) == len(turns):
+            are_of_one = await self._takes_another(driver)
+        for turn, error in failed:
+            if isinstance(error, UnreadableRow):
+                turn.refused(error)
+            elif are_of_one and type(error) is StoreError:
+                turn.refused(UnstorableMessage(f"{turn.message_id!r}: {error}"))
+            else:
+                if not isinstance(error, AWAY):
+                    # Nobody asks again for the others: their claims run out.
+                    self.let_go(turns)
+                raise error
+
+    async def _takes_another(self, driver: Driver) -> bool:
+        """Whether the store takes a claim that is as usual as can be; it is given back."""
+        key = Key(self.consumer, f"oncely-{new_token():x}")
+        try:
+            [outcome] = await driver.settle([to_acquire(key, None, self.policy)])
+            if isinstance(outcome, Granted):
+                await driver.settle([Release(outcome.claim)])
+        except StoreError:
+            return False
+        return isinstance(outcome, Granted)
 
     async def _hold(self, driver: Driver, claims: Sequence[Claim], asked_at: float) -> None:
         try:
@@ -413,7 +456,7 @@ class Lifecycle:
 
     async def _store(self, driver: Driver, pairs: Sequence[tuple[Turn, Write]]) -> None:
         turns, writes = zip(*pairs, strict=True)
-        claims = [write.command.claim for write in writes]
+        claims = [*map(_claim_in, writes)]
         try:
             outcomes = await self.keeper.retried(
                 driver, claims, partial(self._try_to_store, driver, writes, claims)
@@ -440,7 +483,7 @@ class Lifecycle:
             write.command.claim = claim
         if writes[0].has_rows:
             return await driver.run(driver.calls.write_all, writes)
-        outcomes = await driver.settle([write.command for write in writes])
+        outcomes = await driver.settle([*map(_command_of, writes)])
         for outcome in outcomes:
             # If one of many is locked, the others need not be repeated.
             is_raised = isinstance(outcome, Exception) and len(writes) == 1
@@ -469,8 +512,7 @@ class Lifecycle:
 
     def let_go(self, turns: Sequence[Turn]) -> Sequence[Claim]:
         """Extend the claims of these no longer; return them as they were last extended."""
-        claims = [turn.claim for turn in turns if turn.claim is not None]
-        return self.heartbeat.let_go_many(claims)
+        return self.heartbeat.let_go_many([*filter(None, map(_claim_of, turns))])
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""
@@ -552,6 +594,8 @@ class Lifecycle:
             if len(turns) > 1 and not isinstance(error, StoreUnavailable):
                 # The error may be of one of them: keeping each alone finds out which.
                 return [left for turn in turns for left in await self.put_aside(driver, [turn])]
+            if isinstance(turns[0].refusal, UnstorableMessage):
+                return turns  # Its broker has dead letters, too.
             _log.warning(
                 "%(count)s messages of '%(consumer)s' could not be stored for a retry, or as dead "
                 "letters: %(reason)s; they are redelivered",
@@ -580,7 +624,8 @@ class Lifecycle:
 
     async def after_rollback(self, driver: Driver, turn: Turn, error: BaseException) -> None:
         """The transaction of this turn, with the claim that was made in it, was undone by `error`:
-        record that where it is a failure of the handler.
+        record that where it is a failure of the handler. Raises UnstorableMessage where the store
+        does not take the message.
         """
         if turn.refusal is error:
             turn.ended_by(turn.refusal)
@@ -593,7 +638,10 @@ class Lifecycle:
         if is_failure:
             await self.record_failure(driver, turn, error)
         elif isinstance(error, Exception):
-            if not self.meets_outage(error):
+            is_away = self.meets_outage(error) or isinstance(error, AWAY)
+            if turn.claim is None and not is_away:
+                await self._check_storable(driver, turn)
+            if not is_away:
                 _log.warning(
                     "the transaction of message '%(message_id)s' of '%(consumer)s' failed: "
                     "%(reason)s; the message is redelivered",
@@ -607,6 +655,18 @@ class Lifecycle:
         else:
             turn.started()
             turn.stopped(self.policy)
+
+    async def _check_storable(self, driver: Driver, turn: Turn) -> None:
+        """End a turn whose claim has failed in a transaction, where the ledger does not take the
+        message by itself, either. Raises that.
+        """
+        with suppress(StoreError):
+            await self.claim(driver, [turn])
+        if isinstance(turn.refusal, UnstorableMessage):
+            turn.ended_by(turn.refusal)
+            raise turn.refusal
+        await self.give_back(driver, [turn])
+        turn.begins_anew()
 
     async def record_failure(self, driver: Driver, turn: Turn, error: BaseException) -> None:
         """Claim a message whose handler has failed, of which nothing is stored, and store that."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from oncely._util.chance import new_name
 from oncely.core.errors import (
+    ConfigError,
     ExhaustedError,
     InDoubtError,
     WaitingError,
@@ -18,7 +19,7 @@ from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Ack, DeadLetter, Delay, End, Requeue
-from oncely.core.waiting import WaitingMessage, digest, retries_of, retry_name
+from oncely.core.waiting import MAX_QUEUE_LENGTH, WaitingMessage, digest, retries_of, retry_name
 from oncely.ledger.mailbox import LedgerMailbox
 from oncely.stores.store import PutBack
 
@@ -40,6 +41,14 @@ class RetryQueue:
     consumer: str
     is_ordered: bool = False
     error_queue: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError where the consumer's name leaves no room for the queue's."""
+        if len(self.consumer) > MAX_QUEUE_LENGTH:
+            raise ConfigError(
+                f"consumer: a name of {len(self.consumer)} characters is over {MAX_QUEUE_LENGTH}, "
+                "and leaves no room for that of its retries; write a shorter name"
+            )
 
     @property
     def name(self) -> str:

@@ -96,6 +96,7 @@ class Work:
         await self._leave(error)
 
     async def _begin(self, driver: Driver) -> None:
+        """Ask for the message. A request over HTTP waits no longer than it may for the answer."""
         await self._lifecycle.claim(driver, [self.turn])
 
     def _enter(self, driver: Driver) -> Self:

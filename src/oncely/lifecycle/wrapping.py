@@ -40,17 +40,13 @@ def wrapped(function: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
         @functools.wraps(function)
         async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
-            return await run(
-                lambda *more, **named: function(*args, *more, **kwargs, **named), args, kwargs
-            )
+            return await run(functools.partial(function, *args, **kwargs), args, kwargs)
 
         return async_wrapper
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(
-            lambda *more, **named: ended(function, *args, *more, **kwargs, **named), args, kwargs
-        )
+        return run(functools.partial(ended, function, *args, **kwargs), args, kwargs)
 
     return wrapper
 
@@ -74,7 +70,7 @@ def check_function(function: Callable[..., Any], decorator: str) -> None:
         )
 
 
-def ended(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def ended(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What `function`, which is not async, returns when its work is done.
 
     Raises ConfigError where the work has not run yet: it returned an awaitable or a generator.

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from oncely.core.errors import ConfigError, OncelyError, StoreError
-from oncely.lifecycle.claim_keeper import AWAY
+from oncely.lifecycle.heartbeat import AWAY
 from oncely.spark.handler_process.supervisor import TaskSupervisor
 from oncely.spark.ledgers import url_here
 from oncely.spark.modes.open_task import check_columns, run_task

@@ -26,7 +26,7 @@ from oncely.core.verdicts import Counted, Delay, Ending
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import AWAY
+from oncely.lifecycle.heartbeat import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue, settle_taken
 from oncely.locations import open_named_transport

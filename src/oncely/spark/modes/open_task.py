@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import StoreError
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import AWAY, store_outage
+from oncely.lifecycle.heartbeat import AWAY, store_outage
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
 from oncely.spark.modes.steady import steadily

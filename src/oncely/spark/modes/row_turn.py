@@ -11,8 +11,8 @@ from oncely.core.message import Message, entered
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Counted, DeadLetter, Ending
 from oncely.ledger.driver import Driver
-from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.handler_context import context_of
+from oncely.lifecycle.heartbeat import ClaimKeeper
 from oncely.spark.sink.message_rows import Row
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from oncely._util.outage import Outage
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import AWAY, PAUSE_S, store_outage
+from oncely.lifecycle.heartbeat import AWAY, PAUSE_S, store_outage
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 

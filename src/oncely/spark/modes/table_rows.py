@@ -24,7 +24,7 @@ from oncely.core.ids import are_plain_ids, check_id
 from oncely.core.record import Key
 from oncely.ledger.inbox import Inbox
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import PAUSE_S, store_outage
+from oncely.lifecycle.heartbeat import PAUSE_S, store_outage
 from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.tally import Aside, RunTally

@@ -17,7 +17,7 @@ from oncely._util.signals import told_to_stop
 from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.waiting import retries_of
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import AWAY
+from oncely.lifecycle.heartbeat import AWAY
 from oncely.locations import open_named_ledger
 from oncely.spark.failures import as_own, cause_of
 from oncely.spark.ledgers import check_master

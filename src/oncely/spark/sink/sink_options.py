@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.policy import POLICY_FIELDS, Policy
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.wrapping import check_function, check_takes
 from oncely.locations import LedgerAddress, check_shared
 from oncely.spark.option_values import (
@@ -127,6 +128,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     _check_mode(mode, given, policy)
     transport = given.get("transport")
     consumer = check_consumer(required(given, "consumer", "billing"))
+    RetryQueue(consumer)  # Its name has to leave room.
     ledger = required(given, "ledger", "sqlite:////var/lib/ledger.db")
     if mode == "transactional":
         try:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
-from operator import index
+from operator import index, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Table
@@ -149,6 +149,10 @@ def columns_of(case: Case) -> Columns:
             columns[column] = own[name]
         else:
             columns[column] = [None if each is None else write(each) for each in own[name]]
+    if len(keys) == 1:
+        return Columns(
+            {}, dict(zip(columns, map(itemgetter(0), columns.values()), strict=True)) | constant, 1
+        )
     return split_columns(columns, constant)
 
 

@@ -14,7 +14,7 @@ from oncely.core.verdicts import Acknowledgement
 from oncely.transports.rabbitmq.connection import Lost
 from oncely.transports.rabbitmq.intake import Intake
 from oncely.transports.rabbitmq.messages import content_of
-from oncely.transports.rabbitmq.publishing import NOT_STORED, Route
+from oncely.transports.rabbitmq.publisher import NOT_STORED, Route
 from oncely.transports.rabbitmq.session import Session
 from oncely.transports.rabbitmq.topology import make_queue, subscribe
 from oncely.transports.rabbitmq.url_options import RabbitSettings
@@ -95,7 +95,7 @@ class RabbitmqTransport:
                     route = Route(name, routing_key)
                 case EventsOf(type_):
                     route = Route(self._settings.exchange, type_)
-            by_broker = self._session.publishing.publish(route, list(contents.values()))
+            by_broker = self._session.publisher.publish(route, list(contents.values()))
             indexes = list(contents)
             passing = {indexes[n] for n, why in by_broker.items() if why == NOT_STORED}
             refused |= {indexes[n]: f"{destination!r}: {why}" for n, why in by_broker.items()}

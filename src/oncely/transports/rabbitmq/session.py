@@ -8,7 +8,7 @@ from pika.connection import Parameters
 from oncely._util.clock import monotonic
 from oncely.transports.rabbitmq.connection import ChannelLost, Reach
 from oncely.transports.rabbitmq.intake import Intake
-from oncely.transports.rabbitmq.publishing import Publishing
+from oncely.transports.rabbitmq.publisher import Publisher
 from oncely.transports.rabbitmq.topology import consumers, make_queue, waiting
 from oncely.transports.rabbitmq.url_options import RabbitSettings
 
@@ -23,7 +23,7 @@ class Session:
     def __init__(self, parameters: Parameters, settings: RabbitSettings, alone: Set[str]) -> None:
         self.consuming = Reach(parameters)
         """The connection for receiving, which does not depend on publishing."""
-        self.publishing = Publishing(parameters, settings.confirm_timeout_s, settings.queue_type)
+        self.publisher = Publisher(parameters, settings.confirm_timeout_s, settings.queue_type)
         self.closed = threading.Event()
         """Set when the session is closed."""
         self._settings = settings
@@ -78,4 +78,4 @@ class Session:
         """Close both connections; the broker requeues what is not acknowledged."""
         self.closed.set()
         self.consuming.close()
-        self.publishing.close()
+        self.publisher.close()

@@ -74,7 +74,7 @@ class AmqpWire(SelectorIOServicesAdapter):
         """Called by pika when it has connected."""
 
         def linked(result: Linked) -> None:
-            if isinstance(result, tuple) and isinstance(protocol := result[1], _Framing):
+            if isinstance(result, tuple) and isinstance(protocol := result[1], _FrameReader):
                 # Pika uses more of its own protocol than the interface has.
                 result = (result[0], protocol.inner)
             on_done(result)
@@ -83,7 +83,7 @@ class AmqpWire(SelectorIOServicesAdapter):
         # A new object knows nothing of the descriptor: TLS, put around it, would make it block.
         ours.settimeout(0.0)
         return super().create_streaming_connection(
-            lambda: _Framing(protocol_factory(), self),
+            lambda: _FrameReader(protocol_factory(), self),
             ours,
             linked,
             ssl_context,
@@ -124,7 +124,7 @@ class _Content:
         return Sent(self._number, redelivered, self._properties, body)
 
 
-class _Framing(AbstractStreamProtocol):
+class _FrameReader(AbstractStreamProtocol):
     """Passes input to pika's own protocol, except deliveries to consumers."""
 
     def __init__(self, inner: AbstractStreamProtocol, wire: AmqpWire) -> None:

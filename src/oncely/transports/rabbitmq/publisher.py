@@ -1,4 +1,4 @@
-"""Publishing with confirms: many messages are in flight at once, and each is accounted for."""
+"""Publisher with confirms: many messages are in flight at once, and each is accounted for."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -49,14 +49,14 @@ class Route(NamedTuple):
         return f"exchange '{self.exchange or _DEFAULT}'" in refusal
 
 
-class Publishing:
+class Publisher:
     """Publishes over one channel, and over a new one when that is lost."""
 
     def __init__(self, parameters: Parameters, confirm_s: float, queue_type: str) -> None:
         self._reach = Reach(parameters, confirm_s)
         self._queue_type = queue_type
         self._lock = Lock()
-        self._publisher: _Publisher | None = None
+        self._publisher: _ConfirmChannel | None = None
 
     def publish(self, route: Route, contents: Sequence[Content]) -> Refused:
         """Publish; return the refused messages when all others are stored. Raises TransportError
@@ -85,7 +85,7 @@ class Publishing:
             with self._lock:
                 line = self._reach.line()
                 if self._publisher is None or self._publisher.is_over:
-                    self._publisher = _Publisher(line)
+                    self._publisher = _ConfirmChannel(line)
                 publisher = self._publisher
             try:
                 publisher.prepare(route, self._queue_type)
@@ -116,7 +116,7 @@ class _Window:
         self.refused: dict[int, str] = {}
 
 
-class _Publisher(Channel):
+class _ConfirmChannel(Channel):
     """A channel in confirm mode."""
 
     def __init__(self, line: Line) -> None:

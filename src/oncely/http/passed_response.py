@@ -6,7 +6,7 @@ from oncely.http.request_state import RequestState
 from oncely.ledger.driver import run_inline
 
 
-class Passing:
+class PassedResponse:
     """The chunks of a response, for a server to iterate and to close.
 
     A client that disconnects does not stop the application: the rest is read and dropped.
@@ -43,10 +43,10 @@ def _ended(chunks: Iterator[bytes], state: RequestState, status: int) -> Iterato
     run_inline(state.passed(status))
 
 
-async def passing(
+async def passed_chunks(
     chunks: AsyncIterator[bytes], state: RequestState, status: int
 ) -> AsyncIterator[bytes]:
-    """As Passing, for async chunks."""
+    """As PassedResponse, for async chunks."""
     try:
         async for chunk in chunks:
             yield chunk
