@@ -52,9 +52,6 @@ _LEDGER_TABLES = {
 }
 _VERSION_TABLE = "processed_messages_version"
 
-_KAFKA_S = 60.0
-"""For what a Kafka is asked."""
-
 # Number 0 is left alone: where a server has a use besides, it is there.
 _REDIS_NUMBERS = cycle(range(1, 16))
 
@@ -298,10 +295,10 @@ def kafka_url(kafka: str) -> Iterator[str]:
 
     with _alone_at("ONCELY_TEST_KAFKA_URL"):
         client = AdminClient({"bootstrap.servers": kafka.removeprefix("kafka://")})
-        there = client.list_topics(timeout=_KAFKA_S).topics
+        there = client.list_topics(timeout=60).topics
         old = {f"{name}{suffix}" for name in QUEUES for suffix in ("", ".dead", ".dead.dead")}
         if found := [*(old & there.keys())]:
-            for deleted in client.delete_topics(found, operation_timeout=_KAFKA_S).values():
+            for deleted in client.delete_topics(found, operation_timeout=60).values():
                 deleted.result()
         # Nobody waits long for members that come or are gone.
         yield f"{kafka}?rdkafka.heartbeat.interval.ms=200&rdkafka.session.timeout.ms=6000"

@@ -30,12 +30,11 @@ from oncely.transports.transport import (
     Delivery,
     Features,
     Limits,
+    contents_of,
     dead_of,
     log_late,
     log_rejected,
-    refusals,
     too_large,
-    typed,
 )
 
 if TYPE_CHECKING:
@@ -181,9 +180,9 @@ class StoreTransport:
                         {name for name, topic in bindings if topic and takes(topic, type_)}
                     )
             if queues:
-                refused = refusals(messages, self._limits.max_bytes)
-                fit = (message for index, message in enumerate(messages) if index not in refused)
-                taken = [typed(message, target) for message in fit]
+                limit = self._limits.max_bytes
+                fit, refused = contents_of(messages, target, limit, lambda message: message)
+                taken = [*fit.values()]
                 if taken and len(queues) == 1:
                     self._store.put(queues[0], taken)
                 elif taken:

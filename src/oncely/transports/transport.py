@@ -1,6 +1,6 @@
 """The Transport protocol: what consumers and relays need of a broker."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -156,34 +156,24 @@ def log_late(count: int) -> None:
     )
 
 
-def refusals(messages: Sequence[Message], max_bytes: int) -> Mapping[int, str]:
-    """Why messages cannot be published, by their place among all."""
-    reasons: dict[int, str] = {}
-    for index, message in enumerate(messages):
-        try:
-            # The consumer would find a wrong type. Whether an id may be missing is a matter of the
-            # consumer's policy.
-            check_message(message, needs_id=False)
-        except MessageError as error:
-            reasons[index] = str(error)
-        else:
-            if reason := too_large(message.body, max_bytes):
-                reasons[index] = reason
-    return reasons
-
-
 def contents_of(
     messages: Sequence[Message],
     destination: Destination,
     max_bytes: int,
     content_of: Callable[[Message], T],
 ) -> tuple[dict[int, T], dict[int, str]]:
-    """What to publish for messages, and why the others cannot be published, by their places."""
-    refused = dict(refusals(messages, max_bytes))
-    contents: dict[int, T] = {}
+    """What to publish for messages, and why others cannot be published, by their place among all.
+    `content_of` may raise MessageError.
+    """
+    contents, refused = dict[int, T](), dict[int, str]()
     for index, message in enumerate(messages):
         try:
-            if index not in refused:
+            # The consumer would find a wrong type. Whether an id may be missing is a matter of the
+            # consumer's policy.
+            check_message(message, needs_id=False)
+            if reason := too_large(message.body, max_bytes):
+                refused[index] = reason
+            else:
                 contents[index] = content_of(typed(message, destination))
         except MessageError as error:
             refused[index] = str(error)

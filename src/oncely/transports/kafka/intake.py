@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,16 +44,19 @@ class Intake:
     """
 
     def __init__(
-        self, queue: str, topics: Set[str], settings: KafkaSettings, reach: Callable[[], object]
+        self,
+        queue: str,
+        topics: Iterable[str],
+        settings: KafkaSettings,
+        reach: Callable[[], object],
     ) -> None:
         """`reach` raises TransportError while the cluster is away."""
-        self.topics = topics
         self.is_over = False
         """Whether it has ended, and said why."""
         self._queue, self._settings, self._reach = queue, settings, reach
         group = {"group.id": f"oncely-{queue}", "error_cb": self._on_error}
         self._client = Consumer({**group, **settings.client})
-        """Only its own thread may call it: others would wait until that does not poll."""
+        """From now on only its own thread calls it: others would wait until that does not poll."""
         self._changed = threading.Condition()
         self._held: dict[TopicPartition, dict[int, Tag]] = {}
         """The unacknowledged deliveries of each partition that is ours, by their offsets."""
@@ -68,6 +71,8 @@ class Intake:
         """Whether librdkafka has met an error. It tries again, and never tells of success."""
         self._error: TransportError | None = None
         """Why it has ended."""
+        expressions = [topic_expression(each) for each in topics]
+        self._client.subscribe(expressions, on_assign=self._on_assign, on_revoke=self._on_revoke)
         self._thread = threading.Thread(target=self._run, name=f"oncely-kafka-{queue}", daemon=True)
         self._thread.start()
 
@@ -118,14 +123,11 @@ class Intake:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(_CLOSING_S)
-        self._forget([*self._held])
 
     # ---- In its thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        topics = [topic_expression(each) for each in self.topics]
         try:
-            self._client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
             while not self._is_closing:
                 self._poll()
                 self._store()

@@ -85,13 +85,11 @@ class KafkaTransport:
         self._make(queue)
         with self._lock:
             if intakes is not self._intakes:
-                return []
-            intake, topics = intakes.get(queue), {queue, *self._types[queue]}
-            if intake is None or intake.is_over or intake.topics != topics:
-                if intake is not None:
-                    intake.close()
-                intake = Intake(queue, topics, self._settings, self._look)
-                intakes[queue] = intake
+                return []  # It was closed meanwhile.
+            intake = intakes.get(queue)
+            if intake is None or intake.is_over:
+                topics = {queue, *self._types[queue]}
+                intake = intakes[queue] = Intake(queue, topics, self._settings, self._look)
         return intake.take(max_messages, until)
 
     def acknowledge(self, verdicts: Sequence[tuple[Delivery, Acknowledgement]]) -> None:
@@ -100,9 +98,9 @@ class KafkaTransport:
         for delivery, verdict in verdicts:
             # If a delivery is acknowledged twice, the first time counts.
             by_queue[delivery.queue].setdefault(delivery.tag, verdict)
-        late, failed = len(verdicts), None
-        for queue in self._intakes.keys() & by_queue.keys():
-            intake, told = self._intakes[queue], by_queue[queue]
+        late, failed, intakes = len(verdicts), None, {**self._intakes}
+        for queue in intakes.keys() & by_queue.keys():
+            intake, told = intakes[queue], by_queue[queue]
             letters = intake.held(tag for tag in told if isinstance(told[tag], Reject))
             records = {index: tag.record for index, tag in enumerate(letters)}
             try:
@@ -179,7 +177,10 @@ class KafkaTransport:
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - a partition has one reader at a time.
         # A pattern that begins with any word would take in every topic of the cluster: it chooses
         # among the messages of the others.
-        self._types[queue] |= {each for each in types if not each.startswith(("*", "#"))}
+        new = {each for each in types if not each.startswith(("*", "#"))} - self._types[queue]
+        self._types[queue] |= new
+        if new and (intake := self._intakes.pop(queue, None)) is not None:
+            intake.close()
         for topic in {queue, *self._types[queue]}:
             if not {*"*#"} & {*topic}:
                 self._make(topic)
