@@ -438,6 +438,7 @@ def test_no_id_is_masked(trouble: Trouble) -> None:
         assert ids[0] in page
         assert "geheim" not in page
     assert all(id_ in page for id_ in ids for page in pages[:2])
+    assert "&#39;token=8&#39; is not" in reader.get("/message", 404, id="token=8")
     told = [ops.letter_as_dict(letter, is_whole=True) for letter in trouble.ledger.dead()]
     assert sorted(each["message_id"] for each in told) == ids
 

@@ -186,6 +186,13 @@ def mask_passwords(text: str) -> str:
     return text
 
 
+def told(error: BaseException, text: str) -> str:
+    """The `text` about an error, passwords masked. A refusal names messages and holds no texts of
+    others: their ids are never masked.
+    """
+    return text if isinstance(error, RefusedError) else mask_passwords(text)
+
+
 def is_secret(name: str) -> bool:
     """Whether the value of a header field, or of another one with this name, is a secret."""
     return mask_passwords(f"{name}=x") != f"{name}=x"
