@@ -187,9 +187,7 @@ def mask_passwords(text: str) -> str:
 
 
 def told(error: BaseException, text: str) -> str:
-    """The `text` about an error, passwords masked. A refusal names messages and holds no texts of
-    others: their ids are never masked.
-    """
+    """The `text` of an error, passwords masked; but for refusals, which only name messages."""
     return text if isinstance(error, RefusedError) else mask_passwords(text)
 
 

@@ -28,7 +28,6 @@ from oncely.http.request_state import RequestState
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger, open_ledger
 
-_ACCEPTED = "HTTP_ACCEPT_ENCODING"
 _ERROR = "oncely.error"
 """The key in a request's META for the error that its view has raised."""
 
@@ -157,13 +156,12 @@ def _uncompressed(request: DjangoRequest) -> Iterator[None]:
     """Within the block no compression is accepted: what is kept is the view's own answer, and
     whoever repeats the request may not accept it.
     """
-    accepted = request.META.pop(_ACCEPTED, None)
+    accepted = request.META.pop("HTTP_ACCEPT_ENCODING", "")
     vars(request).pop("headers", None)  # Django makes them anew.
     try:
         yield
     finally:
-        if accepted is not None:
-            request.META[_ACCEPTED] = accepted
+        request.META["HTTP_ACCEPT_ENCODING"] = accepted
         vars(request).pop("headers", None)
 
 

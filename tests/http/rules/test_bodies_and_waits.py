@@ -26,7 +26,6 @@ from tests.http.drivers import (
 )
 from tests.meddling import MeddlingStore
 
-from oncely.core.errors import ConfigError
 from oncely.core.json_equality import equal_json
 from oncely.core.policy import Policy
 from oncely.core.record import State
@@ -262,18 +261,3 @@ def test_a_lease_of_requests_is_short(ledger: Ledger) -> None:
     made = [IdempotencyKey(asgi_app, ledger, consumer="api", **each) for each in all_options]
     assert [each._requests.lifecycle.lease_s for each in made] == [30, 30, 120, 7]
     assert [each._requests._timeout_s for each in made] == [5, 5, 5, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"timeout": 0}, 'timeout: zero would refuse all; write "5s"'),
-        ({"keep": (str,)}, "keep: it is a function, or a pair of functions"),
-        ({"credentials": "Cookie"}, 'credentials: write a list of them, such as \\["Cookie"\\]'),
-        ({"max_request_body": "much"}, "max_request_body: "),
-    ],
-)
-def test_mistakes(ledger: Ledger, options: Any, said: str) -> None:
-    """One line says what to write."""
-    with pytest.raises(ConfigError, match=said):
-        IdempotencyKey(asgi_app, ledger, consumer="api", **options)
