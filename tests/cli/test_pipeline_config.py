@@ -138,11 +138,14 @@ def test_tables(project: Project) -> None:
 
 
 def test_a_file_that_cannot_be_read(command: Command, tmp_path: Path) -> None:
-    """One that is missing, or is not TOML, with the place; and wrong arguments."""
+    """One that is missing, or is not TOML, with the place; and wrong arguments. A traceback is
+    escaped, too.
+    """
     (tmp_path / "broken.toml").write_text("[pipeline\n")
     for words, said in (
         (["run", str(tmp_path / "gone.toml")], "gone.toml: cannot be read: No such file"),
         (["run", str(tmp_path / "broken.toml")], "broken.toml: not valid TOML: .*line 1"),
+        (["run", str(tmp_path / "\x1b.toml"), "--verbose"], r"\A[^\x1b]*Traceback[^\x1b]*\Z"),
         (["run", "a.toml", "--jsn"], "no such option: --jsn"),
         ([], "missing command"),
     ):
