@@ -286,7 +286,7 @@ def test_a_run_ends_where_the_store_refuses_for_good(project: Project) -> None:
     assert last.removesuffix("; run with --verbose for the traceback").endswith("not n0")
     effects = project.effects()
     assert set(effects.values()) == {1}
-    assert len(effects) < 4_000
+    assert len(effects) < 1_500
 
 
 FAILING = """
