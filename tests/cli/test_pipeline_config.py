@@ -19,15 +19,12 @@ GONE = object()
 
 WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "name", GONE, "[pipeline] name: is missing"),
-    ("pipeline", "consumer", GONE, "[pipeline] consumer: is missing"),
     ("pipeline", "ledger", GONE, "[pipeline] ledger: is missing"),
     ("pipeline", "handler", GONE, "[pipeline] handler: missing; write handler = "),
     ("pipeline", "checkpoint", GONE, "[pipeline] checkpoint: is missing"),
     ("source", "format", GONE, "[source] format: is missing"),
     ("message", "id", GONE, "[message] id: is missing"),
     ("pipeline", "handlr", "a:b", "[pipeline] handlr: there is no such key; did you mean 'handler"),
-    ("source", "fmt", "json", "[source] fmt: there is no such key"),
-    ("message", "subject", "x", "[message] subject: there is no such key"),
     ("policy", "tires", 3, "[policy] tires: there is no such key; did you mean 'tries'"),
     ("pipeline", "name", 7, "[pipeline] name: input should be a valid string, got 7"),
     ("pipeline", "chunk", "many", "[pipeline] chunk: input should be a valid integer"),

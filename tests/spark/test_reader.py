@@ -95,10 +95,8 @@ def test_options_reach_the_store(spark: "SparkSession", full: Ledger, ledger_url
 def test_options_are_conditions(ledger_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """The database filters by each of them, and not who reads."""
     caplog.set_level("INFO", "sqlalchemy.engine")
-    seen = {"seen_from": "2026-01-01", "seen_before": "2999-01-01"}
-    reader = read_reader_options(
-        {"ledger": ledger_url, "consumer": "tests", "state": "failed", **seen}
-    )
+    given = {"ledger": ledger_url, "consumer": "tests", "state": "failed"}
+    reader = read_reader_options({**given, "seen_from": "2026-01-01", "seen_before": "2999-01-01"})
     assert [*reader.read(reader.partitions()[0])]
     where = caplog.text.rpartition("WHERE")[2]
     for condition in ("provider IN", "status IN", "last_processed_at >=", "last_processed_at <"):
