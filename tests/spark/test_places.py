@@ -44,6 +44,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
         {"quarantine": "/dev/shm/x/", "archive": "/dev/shm/x/y"},
         "'/dev/shm/x/y' is in the folder of",
     ),
+    ({"quarantine": "/x", "checkpointLocation": "/x"}, "quarantine: '/x' is in the folder of opt"),
     ({"archive": "s3a://bucket/archive"}, "archive: 's3a://bucket/archive' is not a folder that c"),
     ({"archive": "/nowhere/archive"}, " sees no folder '/nowhere/archive'"),
 ]

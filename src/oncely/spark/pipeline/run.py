@@ -51,6 +51,8 @@ def run_pipeline(
     pipeline = config.pipeline
     with closing(open_named_ledger(*config.address)) as ledger:
         ledger.migrate()
+        with config.checking("[pipeline] ledger", "ledger: "):
+            ledger.check_privileges("spark")
         with (
             told_to_stop() as stop,
             session(pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
