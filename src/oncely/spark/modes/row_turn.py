@@ -3,40 +3,49 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 from oncely._util.forking import end_child
-from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
+from oncely.core.commands import Busy, Exhausted, InDoubt, Suspect, TooOld
 from oncely.core.message import Message, entered
 from oncely.core.turn import Turn
-from oncely.core.verdicts import Counted, DeadLetter, Ending
+from oncely.core.verdicts import DeadLetter
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.handler_context import context_of
+from oncely.spark.sink.horizon import Horizon
 from oncely.spark.sink.message_rows import Row
 
 
 class RowTurn(Turn):
-    """The turn of a row's message."""
+    """The turn of a row's message, until the row is settled."""
 
-    def __init__(
-        self, row: Row, sent_at: float | None, token: int | None, *, is_compared: bool
-    ) -> None:
-        super().__init__(row.id, row.fingerprint() if is_compared else None)
+    held_since: float | None = None
+    """`time.monotonic()` when it was first found that another worker holds the message."""
+
+    def __init__(self, row: Row, token: int, horizon: Horizon) -> None:
+        super().__init__(row.id)
         self.row = row
         self.token = token
         self.taken = row.taken
         self._pid = os.getpid()
-        self._sent_at = sent_at
+        self._horizon = horizon
 
     @property
     def sent_at(self) -> float | None:
         """For the claim: when the message was sent, or the horizon for which it may run."""
-        return self._sent_at
+        return self._horizon.sent_at(self.row)
 
     def probed(self) -> Message:
         """The message for a probe."""
         return self.row.message(None)
+
+    def begins_anew(self) -> None:
+        """As in Turn; but the token stays where nothing can have been granted for it."""
+        token, held_since = None, None
+        if isinstance(self.outcome, Busy | Suspect | TooOld):
+            token, held_since = self.token, self.held_since
+        super().begins_anew()
+        self.token, self.held_since = token, held_since
 
     @property
     def is_dead_unheard(self) -> bool:
@@ -52,21 +61,6 @@ class RowTurn(Turn):
         """Whether an earlier delivery was dead-lettered."""
         is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
         return self.taken is None and not is_first
-
-    @property
-    def was_done_before(self) -> bool:
-        """Whether its record got its state by an earlier attempt of this same claim."""
-        match self.outcome:
-            case Duplicate(record) | Waiting(record):
-                return self.token is not None and record.birth == self.token
-            case _:
-                return False
-
-    @property
-    def is_unkept(self) -> bool:
-        """Whether it was to be dead-lettered, and could not be."""
-        is_dead = isinstance(self.outcome, Exhausted | InDoubt)
-        return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
 
     @contextmanager
     def calling(self, driver: Driver, keeper: ClaimKeeper) -> Iterator[Message]:

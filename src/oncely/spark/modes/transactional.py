@@ -22,7 +22,6 @@ from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Entry, Start
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside
 from oncely.spark.sink.channel import Stopped, TaskChannel
-from oncely.spark.sink.message_rows import Row
 from oncely.spark.sink.sink_options import SinkOptions
 
 
@@ -48,8 +47,7 @@ class TransactionalTask(ChunkTask):
                 handler(message, session), context=copy_context()
             )
 
-    def _process(self, rows: Sequence[Row]) -> None:
-        turns = self._turns(rows)
+    def _process(self, turns: Sequence[RowTurn]) -> None:
         if not self._start.is_alone and self._are_stored_together(turns):
             self._count_ended(turns)
             return
@@ -58,22 +56,22 @@ class TransactionalTask(ChunkTask):
             self._run_alone(turn)
             self._count_ended([turn])
 
-    def _inherit(self, row: Row, entry: Entry) -> bool:
+    def _inherit(self, turn: RowTurn, entry: Entry) -> bool:
         if entry.has_returned:
             # Rolled back with its transaction, and not its own fault.
             return False
         error = HandlerDied(f"its process {self._start.death}")
+        # Not that of the dead process, whose claim went with its transaction.
+        turn.token = None
+        turn.message = turn.row.message(None)
         while True:
-            [turn] = self._turns([row])
-            # Not that of the dead process, whose claim went with its transaction.
-            turn.token = None
-            turn.message = row.message(None)
             run_inline(self._lifecycle.record_failure(self._driver, turn, error))
             if not isinstance(turn.outcome, Busy):
                 self._count_ended([turn])
                 return True
             # The database has not noticed yet that the client is gone.
             self._channel.wait(time.monotonic() + FIRST_POLL_S, self.counts)
+            turn.begins_anew()
 
     def _are_stored_together(self, turns: Sequence[RowTurn]) -> bool:
         """Run all in one transaction; return whether all succeeded. If not, nothing is stored."""

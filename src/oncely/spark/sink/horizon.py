@@ -44,6 +44,8 @@ class Horizon:
             Old(row.id, seconds_since_1970(row.time) or 0.0, row.fingerprint()) for row, _ in rows
         ]
         verdicts: list[str | Refusal | None] = []
+        if not asked:
+            return verdicts
         self._passed.clear()
         for (row, said), answer in zip(rows, self._archive.judge(asked, self._own), strict=True):
             if answer is None or (isinstance(answer, NotCovered) and self._own.on_too_old == "run"):
