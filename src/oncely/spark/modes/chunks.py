@@ -200,7 +200,7 @@ class ChunkTask(ABC):
 
     def _wait_for_all_but(self, number: int) -> None:
         while self.counts.received - self.counts.settled > number:
-            self._channel.wait(self._put_off.next_due, self.counts)
+            self._channel.wait(self._put_off.next_due)
             self._settle(self._put_off.take(self._chunk))
 
     # ---- Messages that waited in the ledger ------------------------------------------------------
@@ -248,7 +248,7 @@ class ChunkTask(ABC):
 
     def _steadily(self, ask: Callable[[], T]) -> T:
         """Call `ask` until the store answers; return its result. Raises Stopped."""
-        return steadily(ask, self._channel, self._lifecycle.outage, self.counts, self._ledger)
+        return steadily(ask, self._channel, self._lifecycle.outage, self._ledger)
 
     def _count_ended(self, turns: Sequence[RowTurn]) -> None:
         """Count the ends of these turns, or put them off."""

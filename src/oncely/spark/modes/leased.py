@@ -69,7 +69,7 @@ class LeasedTask(ChunkTask):
             # No worker processes it any more; the policy decides what follows.
             [claim] = self._lifecycle.let_go([turn])
             self._steadily(lambda: self._ledger.extend(claim, _AT_ONCE))
-            self._channel.wait(time.monotonic() + _OVER_S, self.counts)
+            self._channel.wait(time.monotonic() + _OVER_S)
             turn.begins_anew()
             return False
         if not entry.has_returned and turn.row.number != self._start.culprit:

@@ -1,9 +1,8 @@
 """Modes: opens the task of the sink's option `mode`."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
@@ -11,10 +10,10 @@ from pyspark.sql.types import StructType
 from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import StoreError
 from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.claim_keeper import AWAY, store_outage
+from oncely.lifecycle.claim_keeper import AWAY
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
-from oncely.spark.modes.steady import steadily
+from oncely.spark.modes.steady import patiently
 from oncely.spark.modes.tally import Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from oncely.spark.modes.chunks import ChunkTask
     from oncely.spark.modes.table_rows import TableRowsTask
 
-T = TypeVar("T")
-
 _sessions_at = lru_cache(maxsize=8)(open_sessions)
 """One engine for each Python worker, over all its tasks."""
 
@@ -38,20 +35,13 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.target_table import check_table, open_table
+            from oncely.spark.modes.target_table import TargetTable, check_table, open_table
 
             # As soon as the database answers: a stream may start a batch without it.
-            channel, address = TaskChannel(None, ""), options.address
-            table = _awaited(
-                lambda: open_table(options, migrated_ledger(address)), options, channel
-            )
-            check_table(table, schema)
+            def table() -> TargetTable:
+                return open_table(options, migrated_ledger(options.address))
 
-
-def _awaited(ask: Callable[[], T], options: SinkOptions, channel: TaskChannel) -> T:
-    until = time.monotonic() + (options.policy.lease_s or 0.0)
-    outage = store_outage(consumer=options.consumer)
-    return steadily(ask, channel, outage, Counts(), until=until)
+            check_table(patiently(table, options.consumer, None, options.policy.lease_s), schema)
 
 
 def run_task(
@@ -67,7 +57,8 @@ def run_task(
     """
     counts = refusal = None
     try:
-        task = _awaited(lambda: open_task(options, aside, channel, start), options, channel)
+        opened = partial(open_task, options, aside, channel, start)
+        task = patiently(opened, options.consumer, channel, options.policy.lease_s)
         with rarely_collecting():
             task.run(batches)
         counts = task.counts

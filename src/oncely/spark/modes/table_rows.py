@@ -176,7 +176,7 @@ class TableRowsTask:
             else:
                 self._outage.over()
                 return settled
-            self._channel.wait(time.monotonic() + PAUSE_S, self.counts)
+            self._channel.wait(time.monotonic() + PAUSE_S)
 
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""
@@ -265,7 +265,7 @@ class TableRowsTask:
 
     def _wait_for_all_but(self, number: int) -> None:
         while sum(len(rows.ids) for rows, _ in self._waiting) > number:
-            self._channel.wait(self._waiting.next_due, self.counts)
+            self._channel.wait(self._waiting.next_due)
             self._take_due()
 
 

@@ -21,7 +21,7 @@ from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Entry, Start
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside
-from oncely.spark.sink.channel import Stopped, TaskChannel
+from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.sink_options import SinkOptions
 
 
@@ -70,28 +70,24 @@ class TransactionalTask(ChunkTask):
                 self._count_ended([turn])
                 return True
             # The database has not noticed yet that the client is gone.
-            self._channel.wait(time.monotonic() + FIRST_POLL_S, self.counts)
+            self._channel.wait(time.monotonic() + FIRST_POLL_S)
             turn.begins_anew()
 
     def _are_stored_together(self, turns: Sequence[RowTurn]) -> bool:
         """Run all in one transaction; return whether all succeeded. If not, nothing is stored."""
-        stopped: list[Stopped] = []
 
         def run_all(session: Any, driver: Driver) -> bool:
-            try:
-                for turn in turns:
-                    if turn.claim is None:
-                        continue
-                    self._channel.raise_if_stopping()
-                    self._start.journal.begin(turn.row.number, turn.claim.fence)
-                    with turn.calling(driver, self._lifecycle.keeper) as message:
-                        turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
-                    self._start.journal.returned(turn.row.number)
-                    if turn.error is not None:
-                        return False
-            except Stopped as error:
-                stopped.append(error)
-                return False
+            for turn in turns:
+                if turn.claim is None:
+                    continue
+                if self._channel.stopping.is_set():
+                    return False
+                self._start.journal.begin(turn.row.number, turn.claim.fence)
+                with turn.calling(driver, self._lifecycle.keeper) as message:
+                    turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
+                self._start.journal.returned(turn.row.number)
+                if turn.error is not None:
+                    return False
             return True
 
         if len(turns) < 2:
@@ -99,8 +95,6 @@ class TransactionalTask(ChunkTask):
         are_stored = run_together(self._lifecycle, self._begins, turns, run_all)
         if not are_stored:
             self._start.journal.clear()
-        if stopped:
-            raise stopped[0]
         return are_stored
 
     def _run_alone(self, turn: RowTurn) -> None:

@@ -264,9 +264,8 @@ class TaskChannel:
         if self.stopping.is_set():
             raise Stopped("the pipeline was told to stop")
 
-    def wait(self, until: float, counts: Counts) -> None:
-        """Report the counts, and wait until that moment. Raises Stopped."""
-        self.report(counts)
+    def wait(self, until: float) -> None:
+        """Wait until that moment (monotonic). Raises Stopped."""
         self.stopping.wait(max(0.0, until - time.monotonic()))
         self.raise_if_stopping()
 
