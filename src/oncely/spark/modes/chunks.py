@@ -147,11 +147,16 @@ class ChunkTask(ABC):
     def _process(self, turns: Sequence[RowTurn]) -> None:
         """Claim these, run the handler of granted ones, and count the results."""
 
-    @abstractmethod
-    def _inherit(self, turn: RowTurn, entry: Entry) -> bool:
+    def _inherit(self, turn: RowTurn, entry: Entry) -> bool:  # noqa: ARG002
         """Settle a row whose handler had begun in a process that died; return whether it is."""
+        return False
 
     # ---- Rows ----------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> int:
+        """How many of the rows taken so far wait."""
+        return self.counts.received - self.counts.settled
 
     def _take_in_pace(self, chunk: Sequence[Row]) -> None:
         """Process a chunk, and size the next one so that a kill leaves little in doubt."""
@@ -170,7 +175,7 @@ class ChunkTask(ABC):
         # With its token the successor of a process that died is granted the same claim again. Steps
         # of two: the number after a token is the birth of a released claim.
         token = birth_of(self._start.token + 2 * row.number)
-        turn = RowTurn(row, token, self._horizon)
+        turn = RowTurn(row, token)
         if row.taken is None:
             # Its id is one.
             turn.key = Key(self._options.consumer, row.id)
@@ -199,7 +204,7 @@ class ChunkTask(ABC):
         return left
 
     def _wait_for_all_but(self, number: int) -> None:
-        while self.counts.received - self.counts.settled > number:
+        while self.unsettled > number:
             self._channel.wait(self._put_off.next_due)
             self._settle(self._put_off.take(self._chunk))
 
@@ -298,8 +303,9 @@ class ChunkTask(ABC):
         """
         done = []
         judged = self._horizon.judge([(turn.row, said) for turn, said in answers])
-        for (turn, _), why_not in zip(answers, judged, strict=True):
+        for (turn, said), why_not in zip(answers, judged, strict=True):
             if self._tally.may_run(turn.row, why_not):
+                turn.passed = said.horizon
                 turn.begins_anew()
                 self._ready.append(turn)
             else:

@@ -3,16 +3,16 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from oncely._util.forking import end_child
 from oncely.core.commands import Busy, Exhausted, InDoubt, Suspect, TooOld
 from oncely.core.message import Message, entered
-from oncely.core.turn import Turn
+from oncely.core.turn import Turn, seconds_since_1970
 from oncely.core.verdicts import DeadLetter
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.handler_context import context_of
-from oncely.spark.sink.horizon import Horizon
 from oncely.spark.sink.message_rows import Row
 
 
@@ -22,18 +22,24 @@ class RowTurn(Turn):
     held_since: float | None = None
     """`time.monotonic()` when it was first found that another worker holds the message."""
 
-    def __init__(self, row: Row, token: int, horizon: Horizon) -> None:
+    passed: float | None = None
+    """The horizon for which an older message may run."""
+    source: Any = None
+    """The rows of which it is one, where the task needs them."""
+
+    def __init__(self, row: Row, token: int) -> None:
         super().__init__(row.id)
         self.row = row
         self.token = token
         self.taken = row.taken
         self._pid = os.getpid()
-        self._horizon = horizon
 
     @property
     def sent_at(self) -> float | None:
-        """For the claim: when the message was sent, or the horizon for which it may run."""
-        return self._horizon.sent_at(self.row)
+        """For the claim: when the message was sent, or the horizon for which it may run. If the
+        ledger forgets more in the meantime, the message is too old again.
+        """
+        return seconds_since_1970(self.row.time) if self.passed is None else self.passed
 
     def probed(self) -> Message:
         """The message for a probe."""
