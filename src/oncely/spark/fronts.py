@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from oncely.lifecycle.wrapping import name_of
 from oncely.spark.failures import as_own
 from oncely.spark.ledgers import check_master, migrated_ledger
 from oncely.spark.option_values import as_names, as_text, sink_options
-from oncely.spark.recorded_run import FrontRun
+from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import make_active
 from oncely.spark.sink.counts import Report, fetch
 from oncely.spark.sink.paths import absolute_paths
@@ -65,14 +66,14 @@ def process(
     in SQL keeps what it came to as a run, for operators.
     """
     own = {"consumer": consumer, "ledger": ledger, "handler": handler, "mode": mode, **options}
-    return _process(messages, own, handler_batch, FrontRun(), partitions, writers, is_alone=True)
+    return _process(messages, own, handler_batch, RecordedRun(), partitions, writers, is_alone=True)
 
 
 def _process(
     messages: DataFrame,
     options: dict[str, Any],
     handler_batch: "str | BatchHandler | None",
-    recorded: FrontRun,
+    recorded: RecordedRun,
     partitions: int | None = None,
     writers: int | None = None,
     *,
@@ -108,9 +109,9 @@ def _process(
         with suppress(ConfigError):
             migrated_ledger(read.address).now()
     name = spark.sparkContext.appName or read.consumer
-    with recorded.batch(read.address, name, read.consumer) as told:
+    with recorded.going_on(partial(migrated_ledger, read.address), name, read.consumer):
         report = _settled(messages, settings, function, partitions, writers)
-        told(report)
+        recorded.add(report)
     return report
 
 
@@ -164,7 +165,7 @@ def foreach_batch(
 
     dealt = {name: options.pop(name, None) for name in ("partitions", "writers")}
     own = {"consumer": consumer, "ledger": ledger, "handler": handler, **options}
-    recorded = FrontRun()
+    recorded = RecordedRun()
 
     def take(messages: DataFrame, batch_id: int) -> None:
         report = _process(messages, own, handler_batch, recorded, **dealt, is_alone=False)

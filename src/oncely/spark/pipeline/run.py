@@ -48,7 +48,7 @@ def run_pipeline(
     for a retry. Raises ConfigError for a wrong file, StoreError if the ledger cannot be opened,
     OncelyError if Spark gives up.
     """
-    pipeline = config.pipeline
+    pipeline, recorded = config.pipeline, RecordedRun()
     with closing(open_named_ledger(*config.address)) as ledger:
         ledger.migrate()
         with (
@@ -56,7 +56,7 @@ def run_pipeline(
             session(pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
             # Spark has set a SIGINT handler of its own by now.
             told_to_stop(stop),
-            RecordedRun(ledger, pipeline.name, pipeline.consumer).ending() as recorded,
+            recorded.going_on(lambda: ledger, pipeline.name, pipeline.consumer),
         ):
             began = time.monotonic()
             run = _PipelineRun(config, spark, ledger, stop, on_progress, recorded, drains=drains)
