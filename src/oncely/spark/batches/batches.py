@@ -39,13 +39,7 @@ from oncely.spark.batches.staging import IN_DOUBT, STAGED, Staging
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import (
-    BROKEN_COLUMN,
-    COLUMN_TYPES,
-    MESSAGE_SCHEMA,
-    ROW_COLUMN,
-    check_types,
-)
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN, check_types
 from oncely.spark.sink.sink_options import import_function, read_options
 from oncely.spark.sink.spreading import spread
 
@@ -64,6 +58,10 @@ _BEGUN = "begun under fence {}"
 _AT_ONCE = "1ms"
 _POLL_S = 0.2
 _MOST_UNFINISHED = 10_000
+_SCHEMA_OF_DUE = (
+    "id string, type string, body binary, headers map<string,string>, source string,"
+    " time timestamp, key string"
+)
 _MOST_DUE = 1_000
 """The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
@@ -198,7 +196,7 @@ class Batches:
             (m.id, m.type, m.body, dict(m.headers), m.source, m.time, m.key)
             for m in (t.message for t in mailbox.take(_MOST_DUE, self._policy.lease, queue=queue))
         ]
-        due = messages.sparkSession.createDataFrame(rows, MESSAGE_SCHEMA)
+        due = messages.sparkSession.createDataFrame(rows, _SCHEMA_OF_DUE)
         own = {field.name: field.dataType for field in messages.schema.fields}
         columns = [f.col(name).cast(own[name]).alias(name) for name in due.columns if name in own]
         return messages.unionByName(due.select(columns), allowMissingColumns=True)
