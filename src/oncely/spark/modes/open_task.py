@@ -9,7 +9,6 @@ from pyspark.sql.types import StructType
 
 from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import StoreError
-from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import AWAY
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
@@ -76,29 +75,23 @@ def open_task(
     """The task of the mode. Raises ConfigError if the handler cannot be imported, and
     StoreUnavailable.
     """
+    ledger = migrated_ledger(options.address)
     match options.mode:
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
 
             handler = import_handler(options)
-            return LeasedTask(_ledger(options), options, handler, aside, channel, start)
+            return LeasedTask(ledger, options, handler, aside, channel, start)
         case "transactional":
             from oncely.spark.modes.transactional import TransactionalTask
 
             handler = import_handler(options)
             with url_here(options.address.location) as url:
                 begins = _sessions_at(url)
-            ledger = _ledger(options)
             return TransactionalTask(ledger, options, handler, aside, channel, begins, start)
         case "rows":
             from oncely.spark.modes.table_rows import TableRowsTask
             from oncely.spark.modes.target_table import open_table
 
-            ledger = _ledger(options)
+            ledger.keep_retention(options.consumer, options.policy.retention)
             return TableRowsTask(ledger, options, aside, channel, open_table(options, ledger))
-
-
-def _ledger(options: SinkOptions) -> Ledger:
-    ledger = migrated_ledger(options.address)
-    ledger.keep_retention(options.consumer, options.policy.retention)
-    return ledger

@@ -25,7 +25,6 @@ from oncely.core.record import Key
 from oncely.ledger.inbox import Inbox
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.claim_keeper import PAUSE_S, store_outage
-from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.tally import Aside, RunTally
 from oncely.spark.modes.target_table import (
@@ -155,28 +154,37 @@ class TableRowsTask:
         self._channel.report(self.counts)
 
     def _transact(self, work: Callable[[Any, Inbox], _Settled]) -> _Settled:
-        """Run `work` in a transaction; waits while the database is unavailable. Raises Stopped."""
-        was_there = False
+        """Run `work` in a transaction; again while the database is unavailable, and where the
+        transaction only lost against another one. Raises Stopped.
+        """
+        ledger, was_there = self._ledger, False
         while True:
             try:
-                settled = retried(self._ledger, self._table, work)
+                with self._table.begin() as connection, ledger.transaction(connection) as inbox:
+                    settled = work(connection, inbox)
             except Exception as error:
-                if _refusal(error) is not None or not self._ledger.is_outage(error):
+                is_outage = ledger.is_outage(error)
+                if _refusal(error) is not None or not (is_outage or ledger.is_contention(error)):
                     raise
-                try:
-                    self._ledger.now()
-                    is_there = True
-                except StoreUnavailable:
-                    is_there = False
-                if is_there and was_there:
-                    # The database answers others: it closes the connection because of these rows.
-                    raise
-                was_there = is_there
-                self._outage.met(error)
+                if is_outage:
+                    is_there = self._is_there()
+                    if is_there and was_there:
+                        # It answers others: it closes the connection because of these rows.
+                        raise
+                    was_there = is_there
+                    self._outage.met(error)
             else:
                 self._outage.over()
                 return settled
             self._channel.wait(time.monotonic() + PAUSE_S)
+
+    def _is_there(self) -> bool:
+        """Whether the database answers."""
+        try:
+            self._ledger.now()
+        except StoreUnavailable:
+            return False
+        return True
 
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""
