@@ -27,6 +27,7 @@ from oncely.core.commands import (
     ClaimOutcome,
     Company,
     Duplicate,
+    Exhausted,
     Granted,
     Handled,
     Suspect,
@@ -179,6 +180,18 @@ class Turn:
     def is_suspect(self) -> bool:
         """Whether it has to be asked for alone."""
         return isinstance(self.outcome, Suspect)
+
+    @property
+    def is_dead_unheard(self) -> bool:
+        """Whether it is a dead letter that was not stored with its end."""
+        is_dead = self.ending is not None and isinstance(self.ending.verdict, DeadLetter)
+        return is_dead and self.claim is None
+
+    @property
+    def is_known_dead(self) -> bool:
+        """Whether it is a dead letter since an earlier delivery."""
+        is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
+        return self.taken is None and not is_first
 
     @property
     def is_to_run(self) -> bool:

@@ -50,7 +50,6 @@ from oncely.spark.sink.channel import Stopped, TaskChannel
 from oncely.spark.sink.horizon import Horizon
 from oncely.spark.sink.message_rows import Row, read_chunks
 from oncely.spark.sink.sink_options import SinkOptions
-from oncely.stores.store import PutBack
 
 T = TypeVar("T")
 
@@ -229,10 +228,9 @@ class ChunkTask(ABC):
         try:
             self._settle(turns)
         except Stopped:
+            # Others may take those at once that are not settled.
             with suppress(*AWAY):
-                # Others may take them at once, except those that are settled.
-                back = [PutBack(each, None, 0.0, is_try=False) for each in taken]
-                self._ledger.mailbox.put_back(back)
+                settle_taken(self._ledger.mailbox, turns)
             raise
         return bool(taken)
 
@@ -259,10 +257,11 @@ class ChunkTask(ABC):
         """Count the ends of these turns, or put them off."""
         for turn in turns:
             self._lifecycle.end(turn)
-        if self._lifecycle.retry_queue is not None:
-            self._keep_dead([turn for turn in turns if turn.is_dead_unheard])
-        taken = [turn for turn in turns if turn.taken is not None]
-        if taken:
+        if dead := [turn for turn in turns if turn.is_dead_unheard]:
+            for turn in dead:
+                turn.message = turn.row.message(None)
+            run_inline(self._lifecycle.put_aside(self._driver, dead))
+        if taken := [turn for turn in turns if turn.taken is not None]:
             self._steadily(lambda: settle_taken(self._ledger.mailbox, taken))
         if self._sending is not None:
             self._sending.send_of(turns)
@@ -285,18 +284,6 @@ class ChunkTask(ABC):
         self._ready += self._order.leave([turn for turn in done if turn.taken is None])
         self._tell()
 
-    def _keep_dead(self, turns: Sequence[RowTurn]) -> None:
-        """Store messages that need an operator as dead letters, with their bodies."""
-        if not turns:
-            return
-        keys = [turn.key for turn in turns if turn.key is not None]
-        # The dead letter has the reason.
-        there = self._steadily(lambda: self._ledger.mailbox.retries(keys))
-        new = [turn for turn in turns if turn.key not in there or not turn.is_known_dead]
-        for turn in new:
-            turn.message = turn.row.message(None)
-        run_inline(self._lifecycle.put_aside(self._driver, new))
-
     def _count_too_old(self, answers: Sequence[tuple[RowTurn, TooOld]]) -> list[RowTurn]:
         """Set aside messages that the ledger may have forgotten, or count them by the archive;
         return them. Others may run: they are claimed again.
@@ -304,12 +291,16 @@ class ChunkTask(ABC):
         done = []
         judged = self._horizon.judge([(turn.row, said) for turn, said in answers])
         for (turn, said), why_not in zip(answers, judged, strict=True):
-            if self._tally.may_run(turn.row, why_not):
+            if why_not is None:
                 turn.passed = said.horizon
                 turn.begins_anew()
                 self._ready.append(turn)
+                continue
+            done.append(turn)
+            if isinstance(why_not, str):
+                self._tally.set_aside(turn.row, why_not)
             else:
-                done.append(turn)
+                self._count_refused(turn, why_not)
         return done
 
     def _count(self, turn: RowTurn) -> float | None:
@@ -330,10 +321,7 @@ class ChunkTask(ABC):
                 # Not for the quarantine: it is not a row of the source.
                 self.counts.failed += 1
             case outcome:
-                now = time.monotonic()
-                turn.held_since = turn.held_since or now
-                waited_s = now - turn.held_since
-                wait_s = self._tally.refused(cast(Outcome, outcome), lambda: turn.row, waited_s)
+                wait_s = self._count_refused(turn, cast(Outcome, outcome))
         if wait_s is None and turn.taken is not None:
             self._count_taken(turn, turn.taken)
         return wait_s
@@ -362,6 +350,12 @@ class ChunkTask(ABC):
                 # Another worker has taken it over, and settles it.
                 return FIRST_POLL_S
         return None
+
+    def _count_refused(self, turn: RowTurn, outcome: Outcome) -> float | None:
+        """As `_count`, where the message was not granted."""
+        now = time.monotonic()
+        turn.held_since = turn.held_since or now
+        return self._tally.refused(outcome, lambda: turn.row, now - turn.held_since)
 
     def _count_taken(self, turn: RowTurn, taken: WaitingMessage) -> None:
         """Count a message that was delivered before: earlier in this run, where it was counted as

@@ -9,7 +9,6 @@ from oncely._util.forking import end_child
 from oncely.core.commands import Busy, Exhausted, InDoubt, Suspect, TooOld
 from oncely.core.message import Message, entered
 from oncely.core.turn import Turn, seconds_since_1970
-from oncely.core.verdicts import DeadLetter
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.claim_keeper import ClaimKeeper
 from oncely.lifecycle.handler_context import context_of
@@ -55,18 +54,9 @@ class RowTurn(Turn):
 
     @property
     def is_dead_unheard(self) -> bool:
-        """Whether it is a dead letter that was not stored with its end."""
-        if self.claim is not None or self.ending is None:
-            return False
-        # A row that is not a message goes to the quarantine.
+        """As in Turn; but a row that is not a message goes to the quarantine."""
         is_message = self.taken is not None or isinstance(self.outcome, Exhausted | InDoubt)
-        return is_message and isinstance(self.ending.verdict, DeadLetter)
-
-    @property
-    def is_known_dead(self) -> bool:
-        """Whether an earlier delivery was dead-lettered."""
-        is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
-        return self.taken is None and not is_first
+        return is_message and super().is_dead_unheard
 
     @contextmanager
     def calling(self, driver: Driver, keeper: ClaimKeeper) -> Iterator[Message]:

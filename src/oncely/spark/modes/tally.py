@@ -60,16 +60,6 @@ class RunTally:
             self.set_aside(row, reason)
         return reason is None
 
-    def may_run(self, row: Row, why_not: str | Outcome | None) -> bool:
-        """Whether a message that the ledger may have forgotten may run, by the horizon's answer;
-        counts it if not.
-        """
-        if isinstance(why_not, str):
-            self.set_aside(row, why_not)
-        elif why_not is not None:
-            self.refused(why_not, lambda: row)
-        return why_not is None
-
     def refused(
         self, outcome: Outcome, row: Callable[[], Row], waited_s: float = 0.0
     ) -> float | None:
