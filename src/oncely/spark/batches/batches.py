@@ -132,18 +132,18 @@ class Batch:
                 raise
 
     def _read(self, claimed: JobReport) -> DataFrame:
-        if not self.staging.is_marked(STAGED):
+        if not self.staging.has(STAGED):
             raise ConfigError(
                 f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
                 "all machines share"
             )
         schema = self.spark.read.parquet(self.staging.rows).schema
-        paths = [self.staging.path_of(name) for name in claimed.files]
+        paths = [f"{self.staging.folder}/{name}" for name in claimed.files]
         return self.spark.read.schema(schema).parquet(*paths)
 
     def _are_there(self, claimed: JobReport) -> bool:
         """Whether the files are there; they are removed only after the job."""
-        return bool(claimed.files) and self.staging.has(claimed.files)
+        return bool(claimed.files) and self.staging.has(*claimed.files)
 
 
 class Batches:
@@ -263,7 +263,7 @@ class Batches:
         """End a batch in doubt by its policy and probe. If no handler began, it is not in doubt."""
         anew = replace(self._policy, on_in_doubt="retry", tries=None)
         if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
-            if batch.staging.is_marked(STAGED):
+            if batch.staging.has(STAGED):
                 return self._run(batch, anew)
             # None of its messages is claimed. If another program has taken it up, that goes on.
             with suppress(RefusedError):
@@ -315,7 +315,7 @@ class Batches:
                 return self._ended(batch, turn, claimed, counts)
             case InDoubt():
                 claimed = self._claimed(batch)
-                if batch.staging.is_marked(IN_DOUBT):
+                if batch.staging.has(IN_DOUBT):
                     return Counts()
                 batch.doubt(claimed)
                 return Counts(received=claimed.messages, in_doubt=claimed.messages)

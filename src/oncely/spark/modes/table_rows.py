@@ -206,10 +206,7 @@ class TableRowsTask:
         known: Mapping[str, float] = {}
         if self._meets_duplicates:
             known = inbox.lately_completed(consumer, rows.ids, self._policy)
-        unknown = set(rows.ids) - known.keys()
-        if not unknown:
-            return _Settled((), (), [known[id_] for id_ in rows.ids])
-        new = inbox.complete_new(consumer, unknown, self._policy)
+        new = inbox.complete_new(consumer, set(rows.ids) - known.keys(), self._policy)
         if len(new) == len(rows.ids):
             return _Settled(range(len(rows.ids)), ())
         stored: list[int] = []
@@ -222,8 +219,6 @@ class TableRowsTask:
             known = inbox.lately_completed(consumer, {rows.ids[n] for n in left}, self._policy)
         first_seen = [known[rows.ids[n]] for n in left if rows.ids[n] in known]
         left = [n for n in left if rows.ids[n] not in known]
-        if not left:
-            return _Settled(stored, (), first_seen)
         keys = [Key(consumer, rows.ids[n]) for n in left]
         answers = list(zip(left, inbox.claim_many(keys, policy=self._policy), strict=True))
         granted = [(n, said.claim) for n, said in answers if isinstance(said, Granted)]
