@@ -35,7 +35,7 @@ from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.steady import patiently
-from oncely.spark.modes.tally import MISMATCH
+from oncely.spark.modes.tally import MISMATCH, Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import Row, numbered, read_chunks
@@ -119,12 +119,10 @@ class ClaimTask(ChunkTask):
     the copies of an id are next to each other.
     """
 
-    def __init__(
-        self, ledger: Ledger, options: SinkOptions, job: Job, quarantine: Quarantine
-    ) -> None:
+    def __init__(self, ledger: Ledger, options: SinkOptions, job: Job, aside: Aside) -> None:
         # The handler and the probe are called by the program, for a batch.
         options, channel = replace(options, probe=None), TaskChannel(None, "")
-        super().__init__(ledger, options, lambda _: None, quarantine, channel)
+        super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.
         self._retries = None
@@ -253,7 +251,7 @@ class JobWriter(DataSourceArrowWriter):
         partition = 0 if context is None else context.partitionId()
         quarantine = Quarantine(options.quarantine, job.batch_key, partition)
         try:
-            task = ClaimTask(ledger, options, job, quarantine)
+            task = ClaimTask(ledger, options, job, quarantine.add)
             task.run(numbered(batches))
             quarantine.close()
         except BaseException:

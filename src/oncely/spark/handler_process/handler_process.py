@@ -116,9 +116,7 @@ def _serve(connection: Connection, journal: Journal, worker: int) -> None:
         after_in_child=lambda: os.dup2(os.open(os.devnull, os.O_RDWR), connection.fileno())
     )
     channels: list[TaskChannel] = []
-    watching = threading.Thread(target=_watch, args=(worker, channels), name="oncely-watch")
-    watching.daemon = True
-    watching.start()
+    threading.Thread(target=_watch, args=(worker, channels), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             # Pickled, as Spark's own input is.
@@ -141,7 +139,7 @@ def _run(
         channel = TaskChannel(options.channel, options.channel_token, order.name)
         channels.append(channel)
         start = Start(**vars(order.state), journal=journal, tell=link.tell, adopt=link.adopt)
-        counts = run_task(options, link, channel, link.batches(), start)
+        counts = run_task(options, link.add, channel, link.batches(), start)
         return {"is": DONE, "counts": vars(counts)}
     except BaseException as error:  # noqa: BLE001 - it is raised in Spark's worker.
         kind = type(error)

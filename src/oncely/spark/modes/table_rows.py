@@ -80,12 +80,12 @@ class TableRowsTask:
         self,
         ledger: Ledger,
         options: SinkOptions,
-        quarantine: Aside,
+        aside: Aside,
         channel: TaskChannel,
         table: TargetTable,
     ) -> None:
         since = ledger.now() if options.since is None else options.since
-        self._tally = RunTally(options.policy, quarantine, since)
+        self._tally = RunTally(options.policy, aside, since)
         self.counts = self._tally.counts
         self._ledger = ledger
         self._options = options
@@ -107,7 +107,6 @@ class TableRowsTask:
                 chunk = batch.slice(start, self._options.chunk)
                 self.counts.received += chunk.num_rows
                 self._settle(self._usable(chunk))
-                self._take_due()
                 self._wait_for_all_but(MAX_WAITING)
         self._wait_for_all_but(0)
 
@@ -261,15 +260,14 @@ class TableRowsTask:
 
     # ---- Waiting -------------------------------------------------------------------------------
 
-    def _take_due(self) -> None:
-        """Ask again for what is due."""
-        for rows, since in self._waiting.take():
-            self._settle(rows, since)
-
     def _wait_for_all_but(self, number: int) -> None:
-        while sum(len(rows.ids) for rows, _ in self._waiting) > number:
+        """Ask again for what is due, until no more rows than that wait."""
+        while True:
+            for rows, since in self._waiting.take():
+                self._settle(rows, since)
+            if sum(len(rows.ids) for rows, _ in self._waiting) <= number:
+                return
             self._channel.wait(self._waiting.next_due)
-            self._take_due()
 
 
 def _bad_rows(rows: TableChunk, wanted: Sequence[str]) -> dict[int, str]:

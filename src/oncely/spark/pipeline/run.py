@@ -25,10 +25,9 @@ from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import make_active, session
-from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
+from oncely.spark.sink.channel import DriverChannel, TaskChannel, driver_channel, report_batch
 from oncely.spark.sink.counts import Counts, Report, fetch, hand_over
 from oncely.spark.sink.spreading import slots, spread
-from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0

@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from pyspark.sql import SparkSession
+
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.errors import OncelyError
@@ -230,6 +232,12 @@ class DriverChannel:
                         is_of_open_batch=known is None or known.is_of_open_batch,
                     )
             return {"stop": self._stopping, "again_s": self._call_every_s()}
+
+
+def driver_channel(spark: SparkSession) -> DriverChannel:
+    """A channel at the address by which tasks reach Spark's driver."""
+    host = spark.conf.get("spark.driver.host", "127.0.0.1") or ""
+    return DriverChannel(host, spark.conf.get("spark.driver.bindAddress", host))
 
 
 class TaskChannel:
