@@ -17,7 +17,6 @@ from oncely.core.turn import Progress, Turn, after_end
 from oncely.ledger.async_ledger import running_loop
 from oncely.ledger.driver import Driver, SyncDriver, run_inline
 from oncely.ledger.inbox import AsyncInboxDriver
-from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import JoinedWork
 
@@ -238,7 +237,7 @@ class _Tries:
             cause = error.__cause__
             was_useless = isinstance(cause, Exception) and ledger.is_contention(cause)
             return wait_s > 0 and (self.turn.claim is not None or was_useless)
-        return _lost(ledger, error, wait_s)
+        return wait_s > 0 and ledger.is_contention(error)
 
 
 def _waits_s() -> Iterator[float]:
@@ -246,8 +245,3 @@ def _waits_s() -> Iterator[float]:
     for lost in range(_TRIES - 1):
         yield pause_s(lost, _FIRST_WAIT_S, _LONGEST_WAIT_S)
     yield 0.0
-
-
-def _lost(ledger: Ledger, error: Exception, wait_s: float) -> bool:
-    """Whether the transaction only lost against another, and another try may follow."""
-    return wait_s > 0 and ledger.is_contention(error)

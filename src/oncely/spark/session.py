@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.spark.failures import as_own
 
+_launch: Callable[[SparkConf | None], Any] = launch_gateway
 _MASTER = "spark.master"
 # A failed task is retried, up to four attempts; with plain local[*] it would not be.
 _MASTER_UNSAID = "local[*,4]"
@@ -173,10 +174,6 @@ def _start_jvm(settings: Mapping[str, str]) -> Any | None:
     Thread(target=import_module, args=["pyspark.testing.utils"], daemon=True).start()
     with _environment(_unsaid()):
         return _launch(SparkConf(loadDefaults=False).setAll(list(settings.items())))
-
-
-def _launch(conf: SparkConf | None) -> Any:
-    return launch_gateway(conf)  # type: ignore[no-untyped-call]
 
 
 def _unsaid() -> dict[str, str]:

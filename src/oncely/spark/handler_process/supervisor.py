@@ -31,9 +31,7 @@ _MOST_DEATHS = 3
 """The most deaths in a row without a begun handler: then it is not a message that kills."""
 
 _processes: list[HandlerProcess] = []
-"""The process of this worker, once there is one."""
-_left: list[HandlerProcess] = []
-"""The processes that are about to end."""
+"""The processes of this worker; all but the last are about to end."""
 
 
 class _Given(NamedTuple):
@@ -72,11 +70,10 @@ class TaskSupervisor:
         """Run the task over these rows; return its counts. Raises the task's own errors."""
         while True:
             # The process of this worker: the living one, or a new one.
-            _left[:] = [process for process in _left if process.death() is None]
-            former = _processes[0] if _processes else None
-            if former is None or former.connection.closed or former.death() is not None:
-                _processes[:] = [HandlerProcess()]
-            [process] = _processes
+            _processes[:] = [process for process in _processes if process.death() is None]
+            if not _processes or _processes[-1].connection.closed:
+                _processes.append(HandlerProcess())
+            process = _processes[-1]
             self._state.counts.received = self._state.counts.settled
             self._given = self._left()
             self._again = [*self._given]
@@ -96,7 +93,6 @@ class TaskSupervisor:
             except BaseException:
                 # The process is in the middle of the task.
                 process.leave()
-                _left.append(process)
                 raise
             else:
                 if isinstance(ended, Counts):

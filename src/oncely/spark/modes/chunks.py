@@ -236,9 +236,8 @@ class ChunkTask(ABC):
 
     def _taken(self, taken: WaitingMessage, number: int) -> RowTurn:
         """The turn of a message that was taken; its number is not one of the input."""
-        given = taken.message
-        headers = list(given.headers.items())
-        values = (given.id, given.type, given.body, headers, given.source, given.time, given.key)
+        m = taken.message
+        values = (m.id, m.type, m.body, list(m.headers.items()), m.source, m.time, m.key)
         return self._turn(Row(*values, number=number, taken=taken))
 
     # ---- Ends ----------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, value
 from oncely.spark.sink.quarantine import plain
 from oncely.spark.sink.sink_options import SinkOptions
 
+_FOR_OTHERS = 2
+"""A database that answers after so many lost connections closes them because of the rows."""
+
 
 class TableChunk(NamedTuple):
     """Rows of the DataFrame, and the ids of their messages."""
@@ -156,7 +159,7 @@ class TableRowsTask:
         """Run `work` in a transaction; again while the database is unavailable, and where the
         transaction only lost against another one. Raises Stopped.
         """
-        ledger, was_there = self._ledger, False
+        ledger, answered = self._ledger, 0
         while True:
             try:
                 with self._table.begin() as connection, ledger.transaction(connection) as inbox:
@@ -166,24 +169,18 @@ class TableRowsTask:
                 if _refusal(error) is not None or not (is_outage or ledger.is_contention(error)):
                     raise
                 if is_outage:
-                    is_there = self._is_there()
-                    if is_there and was_there:
-                        # It answers others: it closes the connection because of these rows.
+                    answered += 1
+                    try:
+                        ledger.now()
+                    except StoreUnavailable:
+                        answered = 0
+                    if answered == _FOR_OTHERS:
                         raise
-                    was_there = is_there
                     self._outage.met(error)
             else:
                 self._outage.over()
                 return settled
             self._channel.wait(time.monotonic() + PAUSE_S)
-
-    def _is_there(self) -> bool:
-        """Whether the database answers."""
-        try:
-            self._ledger.now()
-        except StoreUnavailable:
-            return False
-        return True
 
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""

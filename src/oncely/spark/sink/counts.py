@@ -81,10 +81,7 @@ class Counts:
     @property
     def settled(self) -> int:
         """Deliveries whose result is known."""
-        # Asked for each message: a sum without calls.
-        waiting = self.in_doubt + self.waiting
-        known = self.handled + self.duplicates_input + self.duplicates_ledger
-        return known + self.quarantined.total() + self.failed + waiting
+        return self.new + self.duplicates
 
     def in_words(self) -> str:
         """The counts of messages that were not handled, as text."""
