@@ -30,6 +30,7 @@ from oncely.core.commands import (
     Exhausted,
     Granted,
     Handled,
+    InDoubt,
     Suspect,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
@@ -189,9 +190,10 @@ class Turn:
 
     @property
     def is_known_dead(self) -> bool:
-        """Whether it is a dead letter since an earlier delivery."""
+        """Whether an earlier delivery may have left the dead letter, which has the error."""
         is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
-        return self.taken is None and not is_first
+        is_kept = isinstance(self.outcome, Exhausted | InDoubt) and not is_first
+        return is_kept and self.taken is None
 
     @property
     def is_to_run(self) -> bool:

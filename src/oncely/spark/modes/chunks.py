@@ -109,11 +109,9 @@ class ChunkTask(ABC):
         queue = RetryQueue(options.consumer)
         if ledger.can_defer:
             self._lifecycle.retry_queue = queue
-            hold_s = self._lifecycle.lease_s or 0.0
+            hold_s, outage = self._lifecycle.lease_s or 0.0, self._lifecycle.outage
             look_at = time.monotonic() + _LOOK_S
-            self._retries = DueRetries(
-                ledger.mailbox, queue, hold_s, self._lifecycle.outage, look_at
-            )
+            self._retries = DueRetries(ledger.mailbox, queue, hold_s, outage, look_at)
         self._opened = ExitStack()
         """The resources to close at the end of the run."""
         self._sending: Sender | None = None
