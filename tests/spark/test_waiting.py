@@ -2,15 +2,18 @@
 
 import itertools
 import os
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from contextvars import ContextVar
 from inspect import CORO_CLOSED, getcoroutinestate
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Pool, event
+from sqlalchemy import Pool, event, make_url
 from tests.conditions import wait_until
 from tests.logs import events_in
 from tests.meddling import MeddlingStore, away
@@ -69,6 +72,33 @@ def test_a_failure_holds_up_nothing(run: Run, ledger: Ledger) -> None:
     [waiting] = ledger.waiting()
     assert (waiting.key, waiting.attempts) == (key_of("b"), 1)
     assert waiting.error == "ValueError: never"
+
+
+_CALLER: ContextVar[str] = ContextVar("caller", default="nobody")
+
+
+def test_a_context_for_each(run: Run) -> None:
+    """A context variable that a handler sets is gone before the next message."""
+    seen: list[str] = []
+
+    def see(message: Message) -> None:
+        seen.append(_CALLER.get())
+        _CALLER.set(message.id)
+
+    assert run(see, "a", "b", "c").handled == 3
+    assert {*seen} == {"nobody"}
+
+
+@pytest.mark.parametrize("others", ["", "abcde"])
+def test_one_that_the_store_refuses(run: Run, ledger_url: str, others: str) -> None:
+    """It goes to the quarantine, with the store's words; the others are handled."""
+    no = "CREATE TRIGGER no BEFORE INSERT ON processed_messages WHEN NEW.message_id = 'x'"
+    with closing(sqlite3.connect(make_url(ledger_url).database or "")) as connection:
+        connection.execute(f"{no} BEGIN SELECT RAISE(ABORT, 'not that'); END")
+    counts = run(lambda _: None, *others[:2], "x", *others[2:])
+    assert (counts.handled, counts.failed) == (len(others), 0)
+    [(reason, count)] = counts.quarantined.items()
+    assert (count, "not that" in reason) == (1, True)
 
 
 def test_a_later_task_takes_what_is_due(run: Run, ledger: Ledger) -> None:

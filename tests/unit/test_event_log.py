@@ -9,7 +9,7 @@ from tests.logs import events_in
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.cli.logs import logged
-from oncely.cli.options import Running
+from oncely.cli.options import RunOptions
 from oncely.core.errors import StoreUnavailable
 
 _log = EventLog("oncely.test")
@@ -40,7 +40,7 @@ def test_a_name_is_not_masked(caplog: pytest.LogCaptureFixture) -> None:
     _log.info("'%(message_id)s'", extra={"event": "seen", "message_id": "password:reset:42"})
     assert caplog.records[0].getMessage() == "'password:reset:42'"
     lines: list[str] = []
-    with logged(Running(log_level="info", log_format="json"), lines.append):
+    with logged(RunOptions(log_level="info", log_format="json"), lines.append):
         _log.info("'%(message_id)s'", extra={"event": "seen", "message_id": "password:reset:42"})
     assert json.loads(lines[0])["message_id"] == "password:reset:42"
 
@@ -48,7 +48,7 @@ def test_a_name_is_not_masked(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_traceback_is_escaped() -> None:
     """It has texts from outside in it."""
     lines: list[str] = []
-    with logged(Running(), lines.append):
+    with logged(RunOptions(), lines.append):
         _log.warning("failed", exc_info=ValueError("\x1b[2J"), extra={"event": "failed"})
     assert lines[0].endswith("\n  ValueError: \\x1b[2J")
 

@@ -582,10 +582,14 @@ class Lifecycle:
             return turns
         try:
             await self._refuse_others(driver, turns)
-            rows = [row for turn in turns for row in self.retry_queue.rows_of(turn)]
-            # A message that already waits for its retry goes on waiting.
-            waiting = [row for row in rows if not row.is_set_aside]
-            dead = [row for row in rows if row.is_set_aside]
+            # A message that already waits for its retry goes on waiting; and a dead letter that is
+            # there already has the error.
+            waiting: list[WaitingMessage] = []
+            dead: list[WaitingMessage] = []
+            for turn in turns:
+                for row in self.retry_queue.rows_of(turn):
+                    is_new = row.is_set_aside and not turn.is_known_dead
+                    (dead if is_new else waiting).append(row)
             mailbox = Mailbox(driver.calls)
             await driver.run(mailbox.keep, waiting, dead, self._rows_in_queue(turns))
         except StoreDenied:
