@@ -419,6 +419,8 @@ def test_foreach_batch(
     spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
 ) -> None:
     """Each batch has its report, and a query that lost its checkpoint repeats no effect."""
+    with pytest.raises(ConfigError, match="handler: 'nowhere:f' cannot be imported"):
+        foreach_batch(handler="nowhere:f")
     messages = stream(spark, lines_of(tmp_path / "in", ["a", "b"], ["b", "c"]), effects)
     reports: list[tuple[int, int, int]] = []
 

@@ -268,7 +268,6 @@ _ROWS = {"mode": "rows", "handler": "", "table": "t"}
         ({"tries": "many"}, "tries: 'many' is not a whole number"),
         ({"tires": "3"}, "tires: there is no such key; did you mean 'tries'?"),
         ({"mode": "leashed"}, "option mode: 'leashed' is not offered"),
-        ({"mode": "rows"}, 'option handler: mode "rows" calls none; drop it, or write another'),
         ({**_ROWS, "archive": "/a"}, "option archive: "),
         ({**_ROWS, "table": ""}, "option table: missing"),
         ({**_ROWS, "table": "a.b.c"}, "option table: 'a.b.c' names no table"),

@@ -267,16 +267,11 @@ def test_leases_that_cannot_be_extended(
     when it ends, however many claims and failed beats: consumers and functions have this heartbeat.
     """
     told = ["lease_extension_failed", "lease_extension_recovered"]
-    beats: list[None] = []
-
-    def be_away() -> None:
-        beats.append(None)
-        away()
 
     def handle(message: Message) -> None:
         if message.id in ("m03", "m07"):
-            meddling.meddle, more = be_away, len(beats) + 3
-            wait_until(lambda: len(beats) >= more)
+            meddling.meddle, more = away, len(meddling.calls) + 3
+            wait_until(lambda: len(meddling.calls) >= more)
             meddling.meddle, ends = nothing, events_in(caplog).count(told[1])
             wait_until(lambda: events_in(caplog).count(told[1]) > ends, limit_s=60)
 

@@ -680,7 +680,10 @@ class Lifecycle:
             turn.raised(error)
             await self.store(driver, [turn])
         except OncelyError as unrecorded:
-            self._log_unrecorded([turn])
+            is_away = isinstance(error, Exception) and self.ledger.is_outage(error)
+            # An outage that has undone the transaction, and goes on, is told once.
+            if not (is_away and self.meets_outage(unrecorded)):
+                self._log_unrecorded([turn])
             turn.raised(error)
             turn.ended_by(unrecorded)
 
@@ -740,6 +743,9 @@ class Lifecycle:
             # Also an error that looks like a transaction that has lost: it came in every try, and
             # may be of another database.
             return True
+        if turn.ending is not None and self.ledger.is_outage(error):
+            # The handler has ended well: only the commit was left, which met a full disk, say.
+            return False
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
         return not (is_ours or self.ledger.is_contention(error))
 
