@@ -244,7 +244,7 @@ def _same_sink(ledger: NoLedger, batches: Iterator["RecordBatch"]) -> None:
     options = read_options(
         {"consumer": "bench", "ledger": "sqlite:///unused", "handler": "bare_loops:handle"}
     )
-    LeasedTask(ledger, options, handle, Quarantine("", ""), TaskChannel(None, "")).run(
+    LeasedTask(ledger, options, handle, Quarantine("", "").add, TaskChannel(None, "")).run(
         numbered(batches)
     )
 

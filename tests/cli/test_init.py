@@ -230,6 +230,7 @@ def test_secrets_are_new(write: Write, tmp_path: Path) -> None:
 def test_secrets_are_hidden(command: Command, tmp_path: Path) -> None:
     """From other users of the machine, and from git, whose other settings stay."""
     (tmp_path / ".gitignore").write_text(".venv")
+    (tmp_path / SETTINGS).touch(0o644)
     for _ in range(2):
         assert command("init", f"{tmp_path}", "--delivery", "webhook", "--force").code == 0
     assert (tmp_path / SETTINGS).stat().st_mode & 0o777 == 0o600

@@ -396,7 +396,7 @@ def test_show_of_several_and_of_none(filled: OnFile, command: Command) -> None:
     assert all(record["steps"] == {} for record in found)
     said = "oncely: 'order-1' is a message of billing, sms; name one with --consumer\n"
     assert command("reset", "order-1") == (2, "", said)
-    assert command("show", "gone") == (1, "", "oncely: 'gone' is not in the ledger\n")
+    assert command("show", "token=7") == (1, "", "oncely: 'token=7' is not in the ledger\n")
     ran = command("show", "live", "--consumer", "billing")
     assert ran == (1, "", "oncely: 'live' (billing) is not in the ledger\n")
 

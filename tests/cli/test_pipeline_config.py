@@ -19,42 +19,28 @@ GONE = object()
 
 WRONG: list[tuple[str, str, Any, str]] = [
     ("pipeline", "name", GONE, "[pipeline] name: is missing"),
-    ("pipeline", "consumer", GONE, "[pipeline] consumer: is missing"),
     ("pipeline", "ledger", GONE, "[pipeline] ledger: is missing"),
     ("pipeline", "handler", GONE, "[pipeline] handler: missing; write handler = "),
-    ("pipeline", "checkpoint", GONE, "[pipeline] checkpoint: is missing"),
-    ("source", "format", GONE, "[source] format: is missing"),
     ("message", "id", GONE, "[message] id: is missing"),
     ("pipeline", "handlr", "a:b", "[pipeline] handlr: there is no such key; did you mean 'handler"),
-    ("source", "fmt", "json", "[source] fmt: there is no such key"),
-    ("message", "subject", "x", "[message] subject: there is no such key"),
     ("policy", "tires", 3, "[policy] tires: there is no such key; did you mean 'tries'"),
     ("pipeline", "name", 7, "[pipeline] name: input should be a valid string, got 7"),
-    ("pipeline", "chunk", "many", "[pipeline] chunk: input should be a valid integer"),
-    ("source", "options", "x", "[source] options: input should be a valid dictionary"),
-    ("policy", "tries", "three", "[policy] tries: 'three' is not a whole number"),
-    ("policy", "tries", 0, "[policy] tries: 0 is not a whole number"),
     ("policy", "backoff", ["5"], "[policy] backoff: '5' is not a duration"),
     ("policy", "backoff", [], "[policy] backoff: give a list of delays"),
-    ("policy", "lease", "0s", "[policy] lease: a lease of zero"),
     ("policy", "on_failed", "explode", "[policy] on_failed: 'explode' is none of retry, skip"),
     ("policy", "on_in_doubt", "nowhere:f", "[policy] on_in_doubt: 'nowhere:f' cannot be imported"),
     ("pipeline", "handler", "handlers", "[pipeline] handler: 'handlers' names no function"),
-    ("pipeline", "handler", "nowhere:f", "[pipeline] handler: 'nowhere:f' cannot be imported"),
-    ("pipeline", "handler", "handlers:gone", "'handlers:gone' cannot be imported: AttributeError"),
     ("pipeline", "handler", "handlers:not_callable", "is not a function"),
     ("pipeline", "handler", "handlers:two", "two takes (message, session); write `def two"),
     ("pipeline", "mode", "transactional", "handler: handle takes (message); write `def handle(mes"),
     ("pipeline", "checkpoint", "out/quarantine", "quarantine' is in the folder of [pipeline] ch"),
     ("pipeline", "checkpoint", "in/../out", "ledger.db' is in the folder of [pipeline] checkpo"),
     ("pipeline", "quarantine", "out/checkpoint/q", "q' is in the folder of [pipeline] checkpoint"),
-    ("pipeline", "quarantine", "in/q", "[pipeline] quarantine: "),
     ("pipeline", "checkpoint", "in", "is in the folder of [source] path; name one beside it"),
     ("pipeline", "handler_batch", "handlers:handle", "[pipeline] handler: a batch handler runs in"),
     ("pipeline", "staging", "out/x", "[pipeline] staging: only a batch handler needs it"),
     ("pipeline", "ledger", "oracle://u:secret@h/db", "[pipeline] ledger: 'oracle://u:***@h/db' is"),
     ("pipeline", "ledger", "sqlite://", "[pipeline] ledger: 'sqlite://' names no file"),
-    ("pipeline", "ledger", "memory://", "is seen by one process only"),
     ("pipeline", "ledger", "env:NOT_SET_ANYWHERE", "variable NOT_SET_ANYWHERE is not set"),
     ("pipeline", "ledger", "file:nowhere.txt", "cannot be read: No such file"),
     ("pipeline", "trigger", "sometimes", "[pipeline] trigger: 'sometimes' is not one"),
@@ -63,16 +49,11 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("source", "path", "nowhere", "[source] path: "),
     ("source", "path", "", "[source] path: string should have at least 1 character"),
     ("pipeline", "consumer", "  ", "[pipeline] consumer: empty consumer"),
-    ("pipeline", "consumer", "x" * 256, "[pipeline] consumer: too long consumer"),
-    ("pipeline", "checkpoint", "", "[pipeline] checkpoint: string should have at least 1"),
     ("pipeline", "checkpoint", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "quarantine", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "archive", "handlers.py", "handlers.py' is a file; name a folder"),
     ("pipeline", "checkpoint", "/proc/c", "[pipeline] checkpoint: '/proc/c' cannot be written: "),
-    ("pipeline", "quarantine", "handlers.py/q", "handlers.py/q' cannot be written: Not a director"),
-    ("pipeline", "quarantine", "s3a://b/q", "[pipeline] quarantine: 's3a://b/q' cannot be opened"),
     ("pipeline", "archive", "s3a://b/a", "[pipeline] archive: 's3a://b/a' cannot be opened"),
-    ("pipeline", "archive", "archvie", " sees no folder '"),
     ("pipeline", "ledger", "sqlite:///folder", "is a folder; name a file"),
     ("pipeline", "ledger", "sqlite:///handlers.py/l.db", "cannot be made: "),
     ("pipeline", "ledger", "env:HOME", "'env:HOME' is not of a known kind"),
@@ -138,11 +119,14 @@ def test_tables(project: Project) -> None:
 
 
 def test_a_file_that_cannot_be_read(command: Command, tmp_path: Path) -> None:
-    """One that is missing, or is not TOML, with the place; and wrong arguments."""
+    """One that is missing, or is not TOML, with the place; and wrong arguments. A traceback is
+    escaped, too.
+    """
     (tmp_path / "broken.toml").write_text("[pipeline\n")
     for words, said in (
         (["run", str(tmp_path / "gone.toml")], "gone.toml: cannot be read: No such file"),
         (["run", str(tmp_path / "broken.toml")], "broken.toml: not valid TOML: .*line 1"),
+        (["run", str(tmp_path / "\x1b.toml"), "--verbose"], r"\A[^\x1b]*Traceback[^\x1b]*\Z"),
         (["run", "a.toml", "--jsn"], "no such option: --jsn"),
         ([], "missing command"),
     ):

@@ -23,6 +23,8 @@ class Asked:
     method: str
     path: str
     body: bytes
+    accepts: str = ""
+    """Its Accept-Encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def asgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = await read_all(receive)
-        asked = Asked(scope["method"], scope["path"], body)
+        accepts = dict(scope["headers"]).get(b"accept-encoding", b"").decode()
+        asked = Asked(scope["method"], scope["path"], body, accepts)
         # In a thread, so that a handler can bring a request itself.
         answer = await asyncio.to_thread(handler, asked)
         headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.fields]
@@ -209,7 +212,8 @@ def wsgi_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
     def app(environ: Any, start_response: Any) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         path = environ["PATH_INFO"].encode("latin-1").decode()
-        answer = handler(Asked(environ["REQUEST_METHOD"], path, body))
+        accepts = environ.get("HTTP_ACCEPT_ENCODING", "")
+        answer = handler(Asked(environ["REQUEST_METHOD"], path, body, accepts))
         start_response(answer.line, list(answer.fields))
         return [answer.body]
 
@@ -287,7 +291,8 @@ def django_site(handler: Handler, ledger: Ledger, **options: Any) -> Site:
     from django.http import HttpResponse
 
     def view(request: Any) -> Any:
-        answer = handler(Asked(request.method, request.path, request.body))
+        accepts = request.headers.get("Accept-Encoding", "")
+        answer = handler(Asked(request.method, request.path, request.body, accepts))
         response = HttpResponse(answer.body, status=answer.status)
         del response["Content-Type"]
         for name, value in answer.fields:

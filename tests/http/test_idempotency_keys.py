@@ -35,6 +35,15 @@ def test_what_is_of_one_client_is_not_given_again(drive: Drive, shop: Shop, ledg
     assert base64.b64encode(b"session").decode() not in str(record.result)
 
 
+def test_what_is_kept_is_not_compressed(drive: Drive, shop: Shop) -> None:
+    """The application is not told that its client would accept that: whoever repeats may not."""
+    post, accepting = drive(), [("Accept-Encoding", "gzip")]
+    for fields, is_replayed in ((accepting, False), ((), True)):
+        assert post(fields=fields).is_replayed == is_replayed
+    assert post(None, fields=accepting).status == 201
+    assert [asked.accepts for asked in shop.asked] == ["", "gzip"]
+
+
 def test_a_large_answer_passes_through(drive: Drive, shop: Shop) -> None:
     """It is not kept: a repetition does not run, and is told so."""
     shop.answers = [HttpAnswer(201, body=b"x" * 1025)]
@@ -47,7 +56,7 @@ def test_a_large_answer_passes_through(drive: Drive, shop: Shop) -> None:
 
 
 def test_a_large_request(drive: Drive, shop: Shop) -> None:
-    """A request's body has no limit: the application has it whole."""
+    """A request's body may be larger than an answer that is kept: the application has it whole."""
     post = drive(max_body="1KiB")
     body = bytes(range(256)) * 5_000
     assert [post(body=body).status for _ in range(2)] == [201, 201]

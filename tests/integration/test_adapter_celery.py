@@ -270,10 +270,17 @@ def test_ledger_that_was_not_migrated(shop: Shop, rabbitmq_url: str, tmp_path: P
 
 
 def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
-    """A task that is called as a function runs each time, and leaves no record."""
-    charge = application(rabbitmq_url, tmp_path).tasks["charge"]
+    """A task that is called as a function runs each time, and leaves no record. What follows one
+    that is applied without a worker follows it once.
+    """
+    app = application(rabbitmq_url, tmp_path)
+    charge = app.tasks["charge"]
     assert [charge("a"), charge("a")] == [{"receipt": 1}, {"receipt": 2}]
     assert not list(shop.ledger.scan())
+    app.conf.task_always_eager = True
+    mail = app.signature("mail", ["here"], immutable=True)
+    applied = [charge.apply(["b"], task_id="b", link=mail).get() for _ in range(2)]
+    assert (applied, shop.effects.count("here")) == ([{"receipt": 1}] * 2, 1)
 
 
 def test_called_by_itself(shop: Shop) -> None:
@@ -329,9 +336,13 @@ def test_killed_at_the_commit(shop: Shop, rabbitmq_url: str, tmp_path: Path, poi
 
 
 def test_transaction_before_a_worker(shop: Shop, tmp_path: Path) -> None:
-    """A task is sent, and applied here, without the session; what takes none is refused."""
+    """A task is sent, and applied here, without the session; what takes none is refused, and what
+    returns a result that cannot be kept.
+    """
 
     def bare(self: Any) -> None: ...
+
+    def numbers(self: Any, session: Any) -> set[int] | None: ...
 
     async def awaited(self: Any, session: Any) -> None: ...
 
@@ -353,6 +364,8 @@ def test_transaction_before_a_worker(shop: Shop, tmp_path: Path) -> None:
         options = {"base": base, "bind": True, "shared": False, "lazy": False}
         with pytest.raises(ConfigError, match="takes no session; add a last parameter"):
             shop.app.task(name="bare", **options)(bare)
+        with pytest.raises(ConfigError, match="cannot be kept as JSON: set has no"):
+            shop.app.task(name="numbers", **options)(numbers)
         with pytest.raises(ConfigError, match="is async, and Celery awaits nothing"):
             shop.app.task(name="awaited", **options)(awaited)
     with pytest.raises(ConfigError, match="hand over an Engine or a sessionmaker"):

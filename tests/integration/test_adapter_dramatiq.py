@@ -366,7 +366,9 @@ def test_transaction_busy(
 
 
 def test_transaction_that_cannot_be(broker: RabbitmqBroker, bank: Bank) -> None:
-    """Actors that cannot be given a session are refused where they are declared."""
+    """Actors that cannot be given a session are refused where they are declared, as are those whose
+    results cannot be kept.
+    """
     dramatiq.actor(broker=broker, actor_name="early")(lambda: None)
     with pytest.raises(ConfigError, match="hand over an Engine or a sessionmaker"):
         OnceMiddleware(bank.ledger, transaction=create_async_engine("sqlite+aiosqlite://"))
@@ -378,6 +380,10 @@ def test_transaction_that_cannot_be(broker: RabbitmqBroker, bank: Bank) -> None:
 
     def bare() -> None: ...
 
+    def numbers(session: Any) -> set[int] | None: ...
+
+    with pytest.raises(ConfigError, match="cannot be kept as JSON: set has no"):
+        dramatiq.actor(broker=broker)(numbers)
     with pytest.raises(ConfigError, match="takes no session; add a last parameter"):
         dramatiq.actor(broker=broker)(bare)
     with pytest.raises(ConfigError, match="is async, and runs on a loop of dramatiq's"):

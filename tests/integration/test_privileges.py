@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 from redis import Redis as Client
 from sqlalchemy import make_url
+from tests.cli.conftest import Project
 from tests.docs.pages import DOCS
 from tests.integration.drivers import connect_mysql, connect_postgresql, rows_of
 from tests.processes import exit_of, forked
@@ -34,7 +35,9 @@ from oncely.core.record import Claim, Key, State
 from oncely.core.verdicts import Ack
 from oncely.core.waiting import WaitingMessage, retries_of, retry_name
 from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.locations import LedgerAddress
 from oncely.outbox import Relay
+from oncely.spark.ledgers import migrated_ledger
 from oncely.stores.names import Program
 from oncely.stores.store import PutBack
 from oncely.transports.open_transport import open_transport
@@ -314,10 +317,16 @@ def test_migrations(shop: Shop) -> None:
     ("privilege", "table"), [("UPDATE", "processed_messages"), ("DELETE", "waiting_messages")]
 )
 def test_consumer_is_told(
-    shop: Shop, privilege: str, table: str, capsys: pytest.CaptureFixture[str]
+    shop: Shop,
+    privilege: str,
+    table: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A consumer that lacks a privilege says so at the start, before any handler runs; where it is
-    taken away meanwhile, the run ends with one line, and no handler runs twice.
+    """A consumer that lacks a privilege says so at the start, before any handler runs, and so does
+    a pipeline, before Spark starts; where it is taken away meanwhile, the run ends with one line,
+    and no handler runs twice. The tasks of Spark have their ledger from `migrated_ledger`.
     """
     url, name, _ = shop.role("Worker")
     revoke = f"REVOKE {privilege} ON {table} FROM {name}"
@@ -343,6 +352,14 @@ def test_consumer_is_told(
     assert (record.state, record.attempts) == (State.PROCESSING, 1)
     assert re.match(rf"^ledger: its role lacks what a worker needs; type: {grant[7:]}", consume())
     assert handled == ["1"]
+    project = Project(tmp_path, request)
+    project.tables["pipeline"]["ledger"] = url
+    code, said = project.outcome()
+    lacks = r"starting Spark\n.*: \[pipeline\] ledger: its role lacks what a spark needs; type: "
+    assert code == 2
+    assert re.match(f"{lacks}{grant[7:]}", said)
+    with pytest.raises(ConfigError, match="its role lacks what a spark needs; type: GRANT"):
+        migrated_ledger(LedgerAddress(url))
     assert main(["check", "--ledger", url]) == 1
     assert re.match(grant, capsys.readouterr().out.removesuffix("\n"))
     assert main(["check", "--for", "reader", "--ledger", url]) == 0

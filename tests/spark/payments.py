@@ -53,7 +53,7 @@ class Place:
         channel = channel or TaskChannel(None, "")
         read = read_options(self.options(**options))
         table = open_target(self.engine, read.table or "", read.upsert, read.sequence_by)
-        return TableRowsTask(self.ledger, read, quarantine, channel, table)
+        return TableRowsTask(self.ledger, read, quarantine.add, channel, table)
 
     def run(self, rows: Sequence[dict[str, Any]], **options: str) -> Counts:
         """Run a task over rows; return what it counted."""

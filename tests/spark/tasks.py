@@ -42,11 +42,11 @@ def task_of(
     """A task on `ledger`; a transactional one where there is what `begins` its sessions."""
     unused = {"ledger": "sqlite:///unused", "handler": "unused:unused"}
     read = read_options({"consumer": CONSUMER} | unused | options)
-    quarantine = Quarantine(str(folder / "quarantine"), "0")
+    aside = Quarantine(str(folder / "quarantine"), "0").add
     channel = channel or TaskChannel(None, "")
     if begins is None:
-        return LeasedTask(ledger, read, handler, quarantine, channel)
-    return TransactionalTask(ledger, read, handler, quarantine, channel, begins)
+        return LeasedTask(ledger, read, handler, aside, channel)
+    return TransactionalTask(ledger, read, handler, aside, channel, begins)
 
 
 def batches_of(rows: Rows, batch: int = 1_000) -> list[tuple[Sequence[int], pa.RecordBatch]]:

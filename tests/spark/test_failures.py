@@ -80,6 +80,16 @@ def test_own_errors_are_told_as_they_are() -> None:
     assert str(judged) == "3 of 3 failed"
 
 
+def test_spark_runs_a_python_without_oncely() -> None:
+    """The line says what to do. That Spark says it in these words: test_submit."""
+    for words in (
+        f"{_PYTHON}ModuleNotFoundError: No module named 'oncely'\n SQLSTATE: 38000",
+        "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: oncely. Make sure the provider",
+    ):
+        assert "; install oncely in the Python that Spark runs, " in str(as_own(Exception(words)))
+    assert "install" not in str(as_own(Exception(words.replace("oncely", "jsn"))))
+
+
 def test_java_is_gone() -> None:
     """What py4j then says is about sockets."""
     for error in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111)):

@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from tests.conditions import wait_until
 from tests.spark import handlers
 from tests.spark.conftest import drain
 
@@ -38,6 +39,7 @@ from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from tests.spark.conftest import Effects
 
 Frame = Callable[..., "DataFrame"]
@@ -224,30 +226,10 @@ def test_functions_that_no_worker_can_import(function: Callable[..., None]) -> N
         foreach_batch(on_in_doubt=function)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"handlerr": "a:b"}, "option handlerr: there is no such key; did you mean 'handler'?"),
-        ({"consumer": None}, "option consumer: missing; write"),
-        ({"handler": "no.such:module"}, "handler: 'no.such:module' cannot be imported: Module"),
-        ({"lease": "soon"}, "lease: 'soon'"),
-    ],
-    ids=["unknown", "missing", "no handler", "no value"],
-)
-def test_mistakes_are_told_in_one_line(
-    frame: Frame, settings: Settings, wrong: Settings, said: str
-) -> None:
-    """Wherever a mistake is found, on the driver or in a task, it is one ConfigError."""
-    with pytest.raises(ConfigError) as raised:
-        process(frame("a"), **settings | wrong)
-    assert str(raised.value).startswith(said)
-    assert "\n" not in str(raised.value)
-
-
 def test_frames_that_are_none_of_a_batch_of_messages(
     spark: "SparkSession", settings: Settings, tmp_path: Path, effects: "Effects"
 ) -> None:
-    """A stream and a DataFrame without ids are refused."""
+    """A stream is refused by the driver, a DataFrame without ids by Spark's process that plans."""
     with pytest.raises(ConfigError, match="foreachBatch"):
         process(stream(spark, lines_of(tmp_path / "in", ["a"]), effects), **settings)
     with pytest.raises(ConfigError, match="no column 'id', only n"):
@@ -352,26 +334,45 @@ def test_streams_that_cannot_be_handled_once(
     spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
 ) -> None:
     """All results again in each batch; or rows that no task is called with, as in the continuous
-    mode, in which Spark only logs the error.
+    mode, in which Spark only logs the error: no offset counts as processed.
     """
-    rows = spark.readStream.format("rate").load().selectExpr("string(value) AS id")
-    counted = rows.groupBy("id").count().selectExpr("id", f"'{effects.path}' AS source")
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 50).load()
+    rows = rows.selectExpr("string(value) AS id", f"'{effects.path}' AS source")
     options = sink_options(spark, **settings)
-    query = (
-        counted.writeStream.format("oncely")
-        .options(**options)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .outputMode("complete")
-        .start()
-    )
+
+    def writer_of(rows: "DataFrame", name: str) -> "DataStreamWriter":
+        writer = rows.writeStream.format("oncely").options(**options)
+        return writer.option("checkpointLocation", str(tmp_path / name))
+
+    counted = rows.groupBy("id", "source").count().drop("count")
     with pytest.raises(PySparkException) as raised:
-        query.awaitTermination(60)
+        writer_of(counted, "complete").outputMode("complete").start().awaitTermination(60)
     assert str(as_own(raised.value)).startswith("outputMode complete: each batch has all results")
+    query = writer_of(rows, "continuous").trigger(continuous="100 milliseconds").start()
+    wait_until((tmp_path / "continuous" / "offsets" / "3").exists)
+    query.stop()
+    assert not [*(tmp_path / "continuous").glob("commits/[0-9]*")]
     writer = OncelyStreamWriter(read_options(options))
     said = "trigger continuous: no row is handled"
     with pytest.warns(RuntimeWarning, match=said), pytest.raises(ConfigError, match=said):
         writer.commit([None, None], 0)
     assert not effects.lines()
+
+
+def test_partitions_of_files(
+    frame: Frame, spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
+) -> None:
+    """What docs/how-to/spark.md says of `partitionBy`, which is for files: Spark refuses a batch,
+    and does not tell the sink of a stream, which handles each message once all the same.
+    """
+    options = sink_options(spark, **settings)
+    batch = frame("a").write.format("oncely").options(**options).mode("append")
+    with pytest.raises(PySparkException, match="provided partitioning or clustering columns do no"):
+        batch.partitionBy("source").save()
+    messages = stream(spark, lines_of(tmp_path / "in", ["a", "b", "a"]), effects)
+    writer = messages.writeStream.format("oncely").options(**options)
+    drain(writer.partitionBy("source"), tmp_path / "checkpoint")
+    assert effects.per_message() == {"a": 1, "b": 1}
 
 
 class Gauges(StreamingQueryListener):
@@ -418,6 +419,8 @@ def test_foreach_batch(
     spark: "SparkSession", settings: Settings, effects: "Effects", tmp_path: Path
 ) -> None:
     """Each batch has its report, and a query that lost its checkpoint repeats no effect."""
+    with pytest.raises(ConfigError, match="handler: 'nowhere:f' cannot be imported"):
+        foreach_batch(handler="nowhere:f")
     messages = stream(spark, lines_of(tmp_path / "in", ["a", "b"], ["b", "c"]), effects)
     reports: list[tuple[int, int, int]] = []
 

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from tests.spark.conftest import HERE
 
 from oncely import ConfigError
-from oncely.spark import foreach_batch, process
+from oncely.spark import process
 from oncely.spark.sink.sink_options import read_options
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ WRONG: list[tuple[dict[str, str], str]] = [
         {"quarantine": "/dev/shm/x/", "archive": "/dev/shm/x/y"},
         "'/dev/shm/x/y' is in the folder of",
     ),
+    ({"quarantine": "/x", "checkpointLocation": "/x"}, "quarantine: '/x' is in the folder of opt"),
     ({"archive": "s3a://bucket/archive"}, "archive: 's3a://bucket/archive' is not a folder that c"),
     ({"archive": "/nowhere/archive"}, " sees no folder '/nowhere/archive'"),
 ]
@@ -93,13 +94,6 @@ def test_what_cannot_be_used_is_refused_before_any_job(
     assert said in by_process
     assert "\n" not in by_process
     assert said in by_format
-
-
-@pytest.mark.usefixtures("spark")
-def test_a_handler_that_is_not_there_makes_no_function() -> None:
-    """Nor does a stream begin."""
-    with pytest.raises(ConfigError, match="handler: 'nowhere:f' cannot be imported"):
-        foreach_batch(handler="nowhere:f")
 
 
 def test_relative_paths_are_the_drivers(

@@ -85,12 +85,22 @@ def test_options_reach_the_store(spark: "SparkSession", full: Ledger, ledger_url
     """What `consumer` and `state` leave out is not read."""
     frame = read(spark, ledger_url, consumer="tests", state="failed")
     assert read_rows(frame) == (_FAILED, _FAILED)
-    assert read(spark, ledger_url, consumer="nobody").count() == 0
     ago = datetime.fromtimestamp(full.now() - 3_600, UTC).isoformat()
     frame = read(spark, ledger_url, consumer="tests", state="failed", seen_from=ago)
     assert read_rows(frame) == (_FAILED, _FAILED)
     assert read_rows(read(spark, ledger_url, seen_before=ago)) == (0, 0)
-    assert read(spark, ledger_url, seen_from="2999-01-01").count() == 0
+
+
+@pytest.mark.usefixtures("full")
+def test_options_are_conditions(ledger_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The database filters by each of them, and not who reads."""
+    caplog.set_level("INFO", "sqlalchemy.engine")
+    given = {"ledger": ledger_url, "consumer": "tests", "state": "failed"}
+    reader = read_reader_options({**given, "seen_from": "2026-01-01", "seen_before": "2999-01-01"})
+    assert [*reader.read(reader.partitions()[0])]
+    where = caplog.text.rpartition("WHERE")[2]
+    for condition in ("provider IN", "status IN", "last_processed_at >=", "last_processed_at <"):
+        assert condition in where
 
 
 @pytest.mark.usefixtures("pushdown", "full")

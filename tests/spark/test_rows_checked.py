@@ -23,7 +23,6 @@ from oncely.core.errors import ConfigError
 from oncely.spark.modes.target_table import check_table, open_target, work_engine
 from oncely.spark.sink.sink_options import read_options
 
-OPTIONS = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused", "table": "payments"}
 PAYMENTS = (
     "CREATE TABLE payments (id VARCHAR(64) PRIMARY KEY, account VARCHAR(20) NOT NULL,"
     " amount INTEGER, note VARCHAR(20) DEFAULT 'x' NOT NULL)"
@@ -122,27 +121,10 @@ def test_tables_and_keys(engine: Engine) -> None:
             check_table(open_target(engine, "payments", ["id"], name), fitting)
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"table": ""}, "option table: missing"),
-        ({"table": "a.b.c"}, "option table: 'a.b.c' names no table"),
-        ({"table": "payments; DROP TABLE x"}, "names no table"),
-        ({"handler": "shop:charge"}, 'option handler: mode "rows" calls none'),
-        ({"on_in_doubt": "tests.spark.tasks:probe"}, 'on_in_doubt: mode "rows"'),
-        ({"sequence_by": "day"}, 'option sequence_by: .*name the key by .option."upsert"'),
-        ({"mode": "leased", "handler": "shop:charge"}, 'option table: mode "leased" writes no'),
-    ],
-)
-def test_options(changes: dict[str, str], line: str) -> None:
-    """Those of another mode are refused, and names are checked."""
-    with pytest.raises(ConfigError, match=line):
-        read_options({**OPTIONS, **changes})
-
-
 def test_options_that_are_read() -> None:
     """A schema may stand before the table; a key may have several columns."""
-    read = read_options({**OPTIONS, "table": "shop.payments", "upsert": "account, day"})
+    rows = {"mode": "rows", "consumer": "tests", "ledger": "sqlite:///unused"}
+    read = read_options({**rows, "table": "shop.payments", "upsert": "account, day"})
     assert (read.table, read.upsert, read.handler) == ("shop.payments", ("account", "day"), "")
 
 

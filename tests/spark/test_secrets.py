@@ -197,7 +197,7 @@ def test_a_changed_secret_is_taken_up(mode: str, own: dict[str, str], tmp_path: 
             given = {"mode": mode, "consumer": "tests", "ledger": f"file:{secret}", **own}
             options = read_options(given)
             quarantine = Quarantine(str(tmp_path / "quarantine"), "0")
-            task = open_task(options, quarantine, TaskChannel(None, ""))
+            task = open_task(options, quarantine.add, TaskChannel(None, ""))
             row = {"id": name, "name": name} if mode == "rows" else {"id": name}
             task.run(batches_of([row]))
             assert database.execute("SELECT name FROM effects").fetchall() == [(name,)]

@@ -255,6 +255,9 @@ def test_a_long_handler_keeps_its_claims(
     assert counts.handled == 1
 
 
+_ROWS = {"mode": "rows", "handler": "", "table": "t"}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -265,8 +268,13 @@ def test_a_long_handler_keeps_its_claims(
         ({"tries": "many"}, "tries: 'many' is not a whole number"),
         ({"tires": "3"}, "tires: there is no such key; did you mean 'tries'?"),
         ({"mode": "leashed"}, "option mode: 'leashed' is not offered"),
-        ({"mode": "rows"}, 'option handler: mode "rows" calls none; drop it, or write another'),
-        ({"mode": "rows", "handler": "", "table": "t", "archive": "/a"}, "option archive: "),
+        ({**_ROWS, "archive": "/a"}, "option archive: "),
+        ({**_ROWS, "table": ""}, "option table: missing"),
+        ({**_ROWS, "table": "a.b.c"}, "option table: 'a.b.c' names no table"),
+        ({**_ROWS, "table": "payments; DROP TABLE x"}, "names no table"),
+        ({**_ROWS, "on_in_doubt": "tests.spark.tasks:probe"}, 'on_in_doubt: mode "rows"'),
+        ({**_ROWS, "sequence_by": "day"}, 'sequence_by: .*name the key by .option."upsert"'),
+        ({"table": "t"}, 'option table: mode "leased" writes no'),
         ({"lease": "0s"}, "a lease of zero"),
         ({"on_outage": "run"}, "on_outage: on Spark it is always 'pause'"),
     ],

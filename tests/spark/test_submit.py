@@ -34,20 +34,20 @@ def charge(message):
 _PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
+from oncely import OncelyError
 from oncely.spark import process, register
 
 ledger, effects, quarantine = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
-register(spark)
 rows = [(id, effects) for id in ("a", "b", "a")]
-report = process(
-    spark.createDataFrame(rows, "id string, source string"),
-    consumer="tests",
-    ledger=ledger,
-    handler="charging:charge",
-    quarantine=quarantine,
-    partitions=2,
-)
+messages = spark.createDataFrame(rows, "id string, source string")
+options = {"ledger": ledger, "handler": "charging:charge", "quarantine": quarantine}
+try:
+    process(messages, consumer="tests", **options)
+except OncelyError as error:
+    print(error)
+register(spark)
+report = process(messages, consumer="tests", partitions=2, **options)
 print(json.dumps(report.as_dict()))
 (
     spark.createDataFrame([("c", effects), ("d", effects)], "id string, source string")
@@ -84,6 +84,8 @@ def test_brought_along(tmp_path: Path) -> None:
         timeout=500,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    # Spark has looked for formats before it had the zip.
+    assert "; install oncely in the Python that Spark runs, " in run.stdout
     # Who writes by the format alone has no report: what all failed is told all the same.
     said = "oncely: 2 of 2 new messages were not handled: 2 failed; last error: message '"
     assert said in run.stderr, run.stderr

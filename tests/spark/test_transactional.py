@@ -302,7 +302,7 @@ def test_handlers_that_cannot_be_meant(here: Place, mode: str, handler: str, wro
         | {"handler": f"tests.spark.tasks:{handler}"}
     )
     with pytest.raises(ConfigError, match=wrong):
-        open_task(read, Quarantine(str(here.folder), "0"), TaskChannel(None, ""))
+        open_task(read, Quarantine(str(here.folder), "0").add, TaskChannel(None, ""))
 
 
 # ---- On Spark ----------------------------------------------------------------------------------

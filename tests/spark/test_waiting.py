@@ -1,18 +1,25 @@
 """Messages that fail in a task wait in the ledger: they hold up nothing, and come to an end."""
 
+import itertools
 import os
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from contextvars import ContextVar
 from inspect import CORO_CLOSED, getcoroutinestate
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Pool, event, make_url
 from tests.conditions import wait_until
+from tests.logs import events_in
+from tests.meddling import MeddlingStore, away
 from tests.records import granted, record_of
 from tests.spark.tasks import CONSUMER, append, is_killed_at, key_of, run_task, use
-from tests.unit.conftest import failing
+from tests.unit.conftest import failing, nothing
 
 from oncely import (
     FencedError,
@@ -65,6 +72,33 @@ def test_a_failure_holds_up_nothing(run: Run, ledger: Ledger) -> None:
     [waiting] = ledger.waiting()
     assert (waiting.key, waiting.attempts) == (key_of("b"), 1)
     assert waiting.error == "ValueError: never"
+
+
+_CALLER: ContextVar[str] = ContextVar("caller", default="nobody")
+
+
+def test_a_context_for_each(run: Run) -> None:
+    """A context variable that a handler sets is gone before the next message."""
+    seen: list[str] = []
+
+    def see(message: Message) -> None:
+        seen.append(_CALLER.get())
+        _CALLER.set(message.id)
+
+    assert run(see, "a", "b", "c").handled == 3
+    assert {*seen} == {"nobody"}
+
+
+@pytest.mark.parametrize("others", ["", "abcde"])
+def test_one_that_the_store_refuses(run: Run, ledger_url: str, others: str) -> None:
+    """It goes to the quarantine, with the store's words; the others are handled."""
+    no = "CREATE TRIGGER no BEFORE INSERT ON processed_messages WHEN NEW.message_id = 'x'"
+    with closing(sqlite3.connect(make_url(ledger_url).database or "")) as connection:
+        connection.execute(f"{no} BEGIN SELECT RAISE(ABORT, 'not that'); END")
+    counts = run(lambda _: None, *others[:2], "x", *others[2:])
+    assert (counts.handled, counts.failed) == (len(others), 0)
+    [(reason, count)] = counts.quarantined.items()
+    assert (count, "not that" in reason) == (1, True)
 
 
 def test_a_later_task_takes_what_is_due(run: Run, ledger: Ledger) -> None:
@@ -202,3 +236,47 @@ def test_a_forked_child_goes_no_further(run: Run, tmp_path: Path, way: str) -> N
 
     assert run(handle, *"abcdef").handled == 6
     assert Counter(log.read_text().split()) == dict.fromkeys("abcdef", 1)
+
+
+# ---- While the store is away -------------------------------------------------------------------
+
+
+def test_a_full_disk(ledger: Ledger, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told once, with its reason, however often a task tries to store what it has done. Of
+    consumers, functions and relays: tests/unit/test_outages.
+    """
+    tries = itertools.count()
+
+    def limit(connection: Any, *_: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {1 if next(tries) < 20 else 1_000_000}")
+
+    event.listen(Pool, "checkout", limit)
+    try:
+        counts = run_task(ledger, lambda _: "x" * 10_000, tmp_path, ["a", "b"], results="keep")
+    finally:
+        event.remove(Pool, "checkout", limit)
+    assert counts.handled == 2
+    assert events_in(caplog) == ["store_unavailable", "store_available"]
+    assert "database or disk is full" in caplog.messages[0]
+
+
+def test_leases_that_cannot_be_extended(
+    meddling: MeddlingStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of two outages is told once when it begins, with its reason and no traceback, and once
+    when it ends, however many claims and failed beats: consumers and functions have this heartbeat.
+    """
+    told = ["lease_extension_failed", "lease_extension_recovered"]
+
+    def handle(message: Message) -> None:
+        if message.id in ("m03", "m07"):
+            meddling.meddle, more = away, len(meddling.calls) + 3
+            wait_until(lambda: len(meddling.calls) >= more)
+            meddling.meddle, ends = nothing, events_in(caplog).count(told[1])
+            wait_until(lambda: events_in(caplog).count(told[1]) > ends, limit_s=60)
+
+    rows = [f"m{n:02}" for n in range(40)]
+    assert run_task(Ledger(meddling), handle, tmp_path, rows, lease="1s").handled == 40
+    assert events_in(caplog) == told * 2
+    assert caplog.text.count("the store is away") == 2
+    assert "Traceback" not in caplog.text

@@ -205,7 +205,7 @@ def test_other_content_behind(queue: Queue, ledger: Ledger) -> None:
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_taken_twice(queue: Queue, ledger: Ledger, clock: ManualClock, comes_back: bool) -> None:
     """Who has taken what waits, and is late, changes nothing of what has come of it since: a dead
-    letter stays one.
+    letter stays as it is. So it does where its message is delivered again.
     """
     queue.put("1")
     consumer = consumer_of(queue, ledger, backoff="1s", tries=2)
@@ -217,6 +217,8 @@ def test_taken_twice(queue: Queue, ledger: Ledger, clock: ManualClock, comes_bac
     [letter] = ledger.dead()
     back = [PutBack(late, None, 0.0, is_try=False)]
     ledger.mailbox.let_go([] if comes_back else [late], back if comes_back else [])
+    queue.put("1")
+    one_round(consumer, failing("1"))
     assert [*ledger.dead()] == [letter]
     assert [*ledger.waiting()] == []
 
@@ -313,10 +315,7 @@ def test_nobody_takes_it_without_a_ledger(queue: Queue, monkeypatch: pytest.Monk
     """It is given back for others; after too long it is rejected."""
     monkeypatch.setattr("oncely.core.turn.UNKNOWN_S", 0.02)
     queue.put("1", type="fax")
-    consumer = Consumer(
-        queue,
-        "in",
-    ).events("mail")
+    consumer = Consumer(queue, "in").events("mail")
     consumer._settings.policy = Policy(wait_unknown="300ms")
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(consumer.consume, failing())

@@ -1,5 +1,6 @@
 """The log of events, and outages in it."""
 
+import json
 import logging
 
 import pytest
@@ -7,6 +8,8 @@ from tests.logs import events_in
 
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
+from oncely.cli.logs import logged
+from oncely.cli.options import RunOptions
 from oncely.core.errors import StoreUnavailable
 
 _log = EventLog("oncely.test")
@@ -36,6 +39,18 @@ def test_a_name_is_not_masked(caplog: pytest.LogCaptureFixture) -> None:
     """A message would not be found by another."""
     _log.info("'%(message_id)s'", extra={"event": "seen", "message_id": "password:reset:42"})
     assert caplog.records[0].getMessage() == "'password:reset:42'"
+    lines: list[str] = []
+    with logged(RunOptions(log_level="info", log_format="json"), lines.append):
+        _log.info("'%(message_id)s'", extra={"event": "seen", "message_id": "password:reset:42"})
+    assert json.loads(lines[0])["message_id"] == "password:reset:42"
+
+
+def test_a_traceback_is_escaped() -> None:
+    """It has texts from outside in it."""
+    lines: list[str] = []
+    with logged(RunOptions(), lines.append):
+        _log.warning("failed", exc_info=ValueError("\x1b[2J"), extra={"event": "failed"})
+    assert lines[0].endswith("\n  ValueError: \\x1b[2J")
 
 
 def test_the_reason(caplog: pytest.LogCaptureFixture) -> None:

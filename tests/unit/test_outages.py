@@ -3,12 +3,14 @@
 import io
 import itertools
 import logging
+import sqlite3
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.unit.conftest import Queue, Sql, failing, nothing
@@ -18,7 +20,10 @@ from oncely.consumer import Consumer
 from oncely.core import turn
 from oncely.core.errors import StoreUnavailable
 from oncely.core.message import Message
+from oncely.core.policy import Policy
+from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.once import once
 from oncely.outbox import Relay
 
@@ -77,13 +82,27 @@ def test_a_relay(
 def test_transactions(
     queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message whose transaction cannot begin is delivered again, and so are others."""
+    """A message whose transaction cannot begin, or is to be committed to a full disk, waits."""
     monkeypatch.setattr(turn, "AGAIN_S", 0.01)
     queue.put("1")
     source = SimpleNamespace(begin=failing(3, AWAY, sql.engine.begin))
+    full = sqlite3.OperationalError("database or disk is full")
+    event.listen(sql.engine, "commit", failing(3, full, nothing))
     consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").transactional(source)
-    assert consumer.consume(lambda *_: None, drain=True).handled == 1
+    assert consumer.tries(1).consume(lambda *_: None, drain=True).handled == 1
     assert events_in(caplog) == ["store_unavailable", "store_available"]
+
+
+def test_failures_that_cannot_be_recorded(
+    ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler's own error is told each time; an outage that has undone its transaction, once."""
+    meddling.meddle = failing(4, AWAY, nothing)
+    under = Lifecycle.under(ledger, "billing", Policy())
+    for error in (AWAY, AWAY, ValueError("no"), ValueError("no")):
+        failed = turn.Turn("1", None, Message("1"))
+        run_inline(under.record_failure(under.sync_driver, failed, error))
+    assert events_in(caplog) == ["store_unavailable", "recording_failed", "recording_failed"]
 
 
 def test_requests(

@@ -438,6 +438,7 @@ def test_no_id_is_masked(trouble: Trouble) -> None:
         assert ids[0] in page
         assert "geheim" not in page
     assert all(id_ in page for id_ in ids for page in pages[:2])
+    assert "&#39;token=8&#39; is not" in reader.get("/message", 404, id="token=8")
     told = [ops.letter_as_dict(letter, is_whole=True) for letter in trouble.ledger.dead()]
     assert sorted(each["message_id"] for each in told) == ids
 
@@ -451,11 +452,17 @@ def test_headers_with_credentials_are_masked(trouble: Trouble, header: str) -> N
     assert "geheim" not in page
 
 
-@pytest.mark.parametrize("path", ["/", "/failed", "/in-doubt", "/messages", "/workers/"])
-def test_any_query(trouble: Trouble, path: str) -> None:
-    """Whatever its parameters are called."""
+ASKED = [*PAGES, *(f"{path}/" for path in PAGES[1:]), "/message", "/letter", "/failed/export"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_any_query(filled: Trouble, path: str) -> None:
+    """Whatever its parameters are called, also where a page has a link to more of the same."""
+    [letter] = filled.ledger.dead()
     names = "path self changed query request visit template status context name"
-    Reader(dashboard(trouble.ledger)).get(path, 200, **dict.fromkeys(names.split(), "x"))
+    id_ = str(letter.id) if path == "/letter" else letter.key.message_id
+    query = {"id": id_, "limit": "1", **dict.fromkeys(names.split(), "x")}
+    Reader(dashboard(filled.ledger)).get(path, 200, **query)
 
 
 def test_password_of_the_ledger_is_masked(trouble: Trouble) -> None:

@@ -102,13 +102,17 @@ def test_token_of_another_user(filled: Trouble) -> None:
 
 @pytest.mark.parametrize(("secret", "status"), [(None, 403), ("the same", 200)])
 def test_several_processes(filled: Trouble, secret: str | None, status: int) -> None:
-    """A form of one process is taken by another where both have the same secret."""
+    """A form of one process is taken by another where both have the same secret; a blank one is
+    refused.
+    """
     makes, takes = (
         Reader(dashboard(filled.ledger, auth=as_user(), secret=secret)) for _ in range(2)
     )
     page = makes.get("/in-doubt")
     takes.client.cookies = makes.client.cookies
     takes.send(page, "/records/confirm", status, decision="reset", every="yes")
+    with pytest.raises(ConfigError, match="secret: it is empty"):
+        dashboard(filled.ledger, secret=" ")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oncely.core.errors import ConfigError, OncelyError, mask_passwords
+from oncely.core.errors import ConfigError, OncelyError, mask_passwords, told
 from oncely.core.shown import shown
 
 DONE, FAILURES, WRONG = 0, 1, 2
@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str], style: ErrorStyle) -> int:
 
 
 def _say(error: Exception, code: int, style: ErrorStyle) -> int:
-    text = mask_passwords(shown(" ".join(str(error).split())))
+    text = told(error, shown(" ".join(str(error).split())))
     if style.is_json:
         from oncely.cli.logs import told_as_json
 

@@ -62,13 +62,14 @@ class DueRetries:
         """Whether messages are due, as far as is known; asks the ledger when it is time to."""
         while self._expected:
             self._look_at = min(self._look_at, self._expected.popleft())
-        now = monotonic()
-        if now < self._look_at:
-            return self._are_due
+        return self._are_due if monotonic() < self._look_at else self.look()
+
+    def look(self) -> bool:
+        """Ask the ledger whether messages are due."""
         free_in_s = None
         with self._noted("looks"):
             free_in_s = self._mailbox.free_in_s(self._queue.name)
-        self._look_at = now + min(free_in_s or _LOOK_S, _LOOK_S)
+        self._look_at = monotonic() + min(free_in_s or _LOOK_S, _LOOK_S)
         self._are_due = free_in_s == 0
         if self._are_due and self._yields:
             # Once: each other worker has looked before this one looks again. All look at the moment

@@ -17,7 +17,7 @@ from oncely.consumer.sender import Sender
 from oncely.core.commands import Company
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
-from oncely.core.verdicts import DeadLetter, Delay, Ending
+from oncely.core.verdicts import Delay, Ending
 from oncely.ledger.driver import run_inline
 from oncely.lifecycle.heartbeat import AWAY, PAUSE_S
 from oncely.lifecycle.lifecycle import Lifecycle
@@ -337,7 +337,7 @@ class Window(Generic[T]):
         if lifecycle is not None:
             run_inline(lifecycle.store(lifecycle.sync_driver, turns))
             # Dead letters that were not stored with their end, and what waits.
-            if kept := [turn for turn in turns if turn.waits or _is_dead_unheard(turn)]:
+            if kept := [turn for turn in turns if turn.waits or turn.is_dead_unheard]:
                 for turn in run_inline(lifecycle.put_aside(lifecycle.sync_driver, kept)):
                     turn.waits = False
         for turn in turns:
@@ -364,9 +364,3 @@ class Window(Generic[T]):
         self._in_flight.difference_update(done)
         self._ready += self.order.leave(done)
         self.on_concluded()
-
-
-def _is_dead_unheard(turn: Turn) -> bool:
-    """Whether it is a dead letter that was not stored with its end."""
-    is_dead = turn.ending is not None and isinstance(turn.ending.verdict, DeadLetter)
-    return is_dead and turn.claim is None

@@ -192,6 +192,11 @@ def mask_passwords(text: str) -> str:
     return text
 
 
+def told(error: BaseException, text: str) -> str:
+    """The `text` of an error, passwords masked; but for refusals, which only name messages."""
+    return text if isinstance(error, RefusedError) else mask_passwords(text)
+
+
 def is_secret(name: str) -> bool:
     """Whether the value of a header field, or of another one with this name, is a secret."""
     return mask_passwords(f"{name}=x") != f"{name}=x"

@@ -27,8 +27,10 @@ from oncely.core.commands import (
     ClaimOutcome,
     Company,
     Duplicate,
+    Exhausted,
     Granted,
     Handled,
+    InDoubt,
     Suspect,
 )
 from oncely.core.control import Reject, Retry, Unrecoverable
@@ -180,6 +182,19 @@ class Turn:
     def is_suspect(self) -> bool:
         """Whether it has to be asked for alone."""
         return isinstance(self.outcome, Suspect)
+
+    @property
+    def is_dead_unheard(self) -> bool:
+        """Whether it is a dead letter that was not stored with its end."""
+        is_dead = self.ending is not None and isinstance(self.ending.verdict, DeadLetter)
+        return is_dead and self.claim is None
+
+    @property
+    def is_known_dead(self) -> bool:
+        """Whether an earlier delivery may have left the dead letter, which has the error."""
+        is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
+        is_kept = isinstance(self.outcome, Exhausted | InDoubt) and not is_first
+        return is_kept and self.taken is None
 
     @property
     def is_to_run(self) -> bool:

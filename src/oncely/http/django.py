@@ -6,13 +6,13 @@ Put "oncely.http.DjangoIdempotencyKey" into MIDDLEWARE, and `ONCELY = {"ledger":
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import finalize
 
-from asgiref.sync import markcoroutinefunction
+from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.http import HttpRequest as DjangoRequest
 from django.http import HttpResponse, StreamingHttpResponse, UnreadablePostError
@@ -60,7 +60,7 @@ class DjangoIdempotencyKey:
 
     async def _handle(self, request: DjangoRequest) -> HttpResponseBase:
         try:
-            state = self._received(request)
+            state = await self._received(request)
         except Refused as refused:
             return _response(self._requests.told(refused.problem))
         request.oncely = state
@@ -70,20 +70,28 @@ class DjangoIdempotencyKey:
         # A client that disconnects does not stop the view.
         return await (asyncio.shield(self._requests.follow(running)) if self._is_async else running)
 
-    def _received(self, request: DjangoRequest) -> RequestState:
+    async def _received(self, request: DjangoRequest) -> RequestState:
         """A request, whose body is read where it has a key. Raises Refused where it may not run."""
-        requests, method = self._requests, request.method or ""
         fields = [*request.headers.items()]
-        key = requests.key_in(method, fields)
+        key = self._requests.key_in(request.method or "", fields)
         if key is None:
-            return RequestState(requests)
-        body = requests.body(request.META.get("CONTENT_LENGTH"))
+            return RequestState(self._requests)
+        if self._is_async:
+            # A user's function may ask Django's database, and a mebibyte of JSON takes half a
+            # second.
+            return await sync_to_async(self._keyed)(request, key, fields)
+        return self._keyed(request, key, fields)
+
+    def _keyed(
+        self, request: DjangoRequest, key: str, fields: Sequence[tuple[str, str]]
+    ) -> RequestState:
+        body = self._requests.body(request.META.get("CONTENT_LENGTH"))
         # Django may read it after this.
         finalize(request, body.close)
         _read_into(body, request)
         body.check_whole()
         asked = HttpRequest(
-            method=method,
+            method=request.method or "",
             path=request.path,
             query=request.META.get("QUERY_STRING", ""),
             fields=fields,
@@ -91,7 +99,7 @@ class DjangoIdempotencyKey:
             native=request,
             look_up=partial(getattr, request),
         )
-        state = RequestState(requests, key, asked)
+        state = RequestState(self._requests, key, asked)
         body.file.seek(0)
         return state
 
@@ -149,10 +157,12 @@ def _uncompressed(request: DjangoRequest) -> Iterator[None]:
     whoever repeats the request may not accept it.
     """
     accepted = request.META.pop("HTTP_ACCEPT_ENCODING", "")
+    vars(request).pop("headers", None)  # Django makes them anew.
     try:
         yield
     finally:
         request.META["HTTP_ACCEPT_ENCODING"] = accepted
+        vars(request).pop("headers", None)
 
 
 def _pass_through(response: Any, state: RequestState, *, is_async: bool) -> None:

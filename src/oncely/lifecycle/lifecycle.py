@@ -582,10 +582,14 @@ class Lifecycle:
             return turns
         try:
             await self._refuse_others(driver, turns)
-            rows = [row for turn in turns for row in self.retry_queue.rows_of(turn)]
-            # A message that already waits for its retry goes on waiting.
-            waiting = [row for row in rows if not row.is_set_aside]
-            dead = [row for row in rows if row.is_set_aside]
+            # A message that already waits for its retry goes on waiting; and a dead letter that is
+            # there already has the error.
+            waiting: list[WaitingMessage] = []
+            dead: list[WaitingMessage] = []
+            for turn in turns:
+                for row in self.retry_queue.rows_of(turn):
+                    is_new = row.is_set_aside and not turn.is_known_dead
+                    (dead if is_new else waiting).append(row)
             mailbox = Mailbox(driver.calls)
             await driver.run(mailbox.keep, waiting, dead, self._rows_in_queue(turns))
         except StoreDenied:
@@ -676,7 +680,10 @@ class Lifecycle:
             turn.raised(error)
             await self.store(driver, [turn])
         except OncelyError as unrecorded:
-            self._log_unrecorded([turn])
+            is_away = isinstance(error, Exception) and self.ledger.is_outage(error)
+            # An outage that has undone the transaction, and goes on, is told once.
+            if not (is_away and self.meets_outage(unrecorded)):
+                self._log_unrecorded([turn])
             turn.raised(error)
             turn.ended_by(unrecorded)
 
@@ -736,6 +743,9 @@ class Lifecycle:
             # Also an error that looks like a transaction that has lost: it came in every try, and
             # may be of another database.
             return True
+        if turn.ending is not None and self.ledger.is_outage(error):
+            # The handler has ended well: only the commit was left, which met a full disk, say.
+            return False
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
         return not (is_ours or self.ledger.is_contention(error))
 

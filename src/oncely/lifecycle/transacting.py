@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
@@ -16,12 +16,9 @@ from oncely.core.rules import is_newest
 from oncely.core.turn import Progress, Turn, after_end
 from oncely.ledger.async_ledger import running_loop
 from oncely.ledger.driver import Driver, SyncDriver, run_inline
-from oncely.ledger.inbox import AsyncInboxDriver, Inbox
-from oncely.ledger.ledger import Ledger
+from oncely.ledger.inbox import AsyncInboxDriver
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.work import JoinedWork
-
-T = TypeVar("T")
 
 _log = EventLog(__name__)
 
@@ -139,21 +136,6 @@ class _UndoneError(Exception):
     """A handler has failed: nothing of the transaction must be stored."""
 
 
-def retried(ledger: Ledger, source: TransactionSource, transact: Callable[[Any, Inbox], T]) -> T:
-    """What `transact` returns, given a connection of `source` and `ledger` in its transaction. It
-    is called again where the transaction only lost against others.
-    """
-    for wait_s in _waits_s():
-        try:
-            with source.begin() as connection, ledger.transaction(connection) as inbox:
-                return transact(connection, inbox)
-        except Exception as error:
-            if not _lost(ledger, error, wait_s):
-                raise
-        time.sleep(wait_s)
-    raise AssertionError("after the last try it was raised")
-
-
 async def run_async(
     lifecycle: Lifecycle,
     source: AsyncTransactionSource,
@@ -255,7 +237,7 @@ class _Tries:
             cause = error.__cause__
             was_useless = isinstance(cause, Exception) and ledger.is_contention(cause)
             return wait_s > 0 and (self.turn.claim is not None or was_useless)
-        return _lost(ledger, error, wait_s)
+        return wait_s > 0 and ledger.is_contention(error)
 
 
 def _waits_s() -> Iterator[float]:
@@ -263,8 +245,3 @@ def _waits_s() -> Iterator[float]:
     for lost in range(_TRIES - 1):
         yield pause_s(lost, _FIRST_WAIT_S, _LONGEST_WAIT_S)
     yield 0.0
-
-
-def _lost(ledger: Ledger, error: Exception, wait_s: float) -> bool:
-    """Whether the transaction only lost against another, and another try may follow."""
-    return wait_s > 0 and ledger.is_contention(error)

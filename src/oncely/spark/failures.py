@@ -20,6 +20,14 @@ _STREAM = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: ")
 _TASK = re.compile(r"^Job aborted due to stage failure: .* failed (\d+) times, .*?\(([^()]*)\): ")
 _SHUT_DOWN = re.compile(r"^Job \d+ cancelled because SparkContext was shut down")
 """The only message of a driver whose Java process has run out of memory."""
+_NOT_THERE = re.compile(
+    r"^\[DATA_SOURCE_NOT_FOUND\] .* source: oncely\b|^ModuleNotFoundError: .* 'oncely'$"
+)
+"""What Spark says where the Python that it runs has no oncely."""
+_BRING_IT = (
+    "; install oncely in the Python that Spark runs, set PYSPARK_PYTHON to one that has it before "
+    "Spark starts, or bring it by --py-files and call oncely.spark.register(spark)"
+)
 _HINT = re.compile(r"\.? Consider setting .*$")
 
 
@@ -49,7 +57,8 @@ def as_own(error: Exception) -> OncelyError:
         return ConfigError(cause.removeprefix(_CONFIG_ERROR))
     if cause.startswith(_OWN_ERROR):
         return OncelyError(cause.removeprefix(_OWN_ERROR))
-    return OncelyError(f"Spark gave up: {cause.removeprefix(_OWN)}")
+    hint = _BRING_IT if _NOT_THERE.match(cause) else ""
+    return OncelyError(f"Spark gave up: {cause.removeprefix(_OWN)}{hint}")
 
 
 def _java_says(text: str) -> str:

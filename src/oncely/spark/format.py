@@ -171,7 +171,7 @@ def _run_task(
         if options.mode == "rows":
             # Here: without a handler there is nothing to isolate.
             channel = TaskChannel(options.channel, options.channel_token, task)
-            counts = run_task(options, quarantine, channel, numbered(batches))
+            counts = run_task(options, quarantine.add, channel, numbered(batches))
         else:
             counts = TaskSupervisor(options, quarantine, task).run(batches)
         return TaskReport(counts, batch, over, quarantine.close())

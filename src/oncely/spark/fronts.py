@@ -1,8 +1,11 @@
-"""The sink for programs: process a batch, a function for foreachBatch, register the format."""
+"""The sink for programs: process a batch, a function for foreachBatch, register the format, and the
+counts of a running stream.
+"""
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -15,9 +18,10 @@ from oncely.lifecycle.wrapping import name_of
 from oncely.spark.failures import as_own
 from oncely.spark.ledgers import check_master, migrated_ledger
 from oncely.spark.option_values import as_names, as_text, sink_options
-from oncely.spark.recorded_run import FrontRun
+from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import make_active
-from oncely.spark.sink.counts import Report, fetch
+from oncely.spark.sink.channel import driver_channel
+from oncely.spark.sink.counts import Counts, Report, fetch
 from oncely.spark.sink.paths import absolute_paths
 from oncely.spark.sink.sink_options import Mode, check_on_driver, import_function, read_options
 from oncely.spark.sink.spreading import spread
@@ -65,14 +69,14 @@ def process(
     in SQL keeps what it came to as a run, for operators.
     """
     own = {"consumer": consumer, "ledger": ledger, "handler": handler, "mode": mode, **options}
-    return _process(messages, own, handler_batch, FrontRun(), partitions, writers, is_alone=True)
+    return _process(messages, own, handler_batch, RecordedRun(), partitions, writers, is_alone=True)
 
 
 def _process(
     messages: DataFrame,
     options: dict[str, Any],
     handler_batch: "str | BatchHandler | None",
-    recorded: FrontRun,
+    recorded: RecordedRun,
     partitions: int | None = None,
     writers: int | None = None,
     *,
@@ -108,9 +112,9 @@ def _process(
         with suppress(ConfigError):
             migrated_ledger(read.address).now()
     name = spark.sparkContext.appName or read.consumer
-    with recorded.batch(read.address, name, read.consumer) as told:
+    with recorded.going_on(partial(migrated_ledger, read.address), name, read.consumer):
         report = _settled(messages, settings, function, partitions, writers)
-        told(report)
+        recorded.add(report)
     return report
 
 
@@ -164,7 +168,7 @@ def foreach_batch(
 
     dealt = {name: options.pop(name, None) for name in ("partitions", "writers")}
     own = {"consumer": consumer, "ledger": ledger, "handler": handler, **options}
-    recorded = FrontRun()
+    recorded = RecordedRun()
 
     def take(messages: DataFrame, batch_id: int) -> None:
         report = _process(messages, own, handler_batch, recorded, **dealt, is_alone=False)
@@ -177,3 +181,40 @@ def foreach_batch(
 def _is_driver(spark: SparkSession | None) -> bool:
     """Whether this program is the driver of that session, and not a client of Spark Connect."""
     return spark is not None and hasattr(spark, "sparkContext")
+
+
+class StreamCounts:
+    """The counts of a stream that is written with `format("oncely")` and these `options`.
+
+    `StreamingQueryProgress` does not have them: a Python data source cannot report a sink's
+    metrics. When a listener gets the progress of a batch, `committed` includes that batch. Use one
+    object for one query, in the program that is Spark's driver, and close it after the query.
+    Raises ConfigError in a client of Spark Connect, which tasks cannot reach.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        if not hasattr(spark, "sparkContext"):
+            raise ConfigError(
+                "StreamCounts: tasks cannot reach a client of Spark Connect; write "
+                ".foreachBatch(oncely.spark.foreach_batch(..., on_report=...))"
+            )
+        self._channel = driver_channel(spark)
+        self.options = {"channel": self._channel.address, "channel_token": self._channel.token}
+
+    def __enter__(self) -> "StreamCounts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def committed(self) -> Counts:
+        """The counts of committed batches."""
+        return self._channel.committed()
+
+    def progress(self) -> Counts:
+        """The counts of committed batches, and of the open batch so far."""
+        return self._channel.progress()
+
+    def close(self) -> None:
+        """Stop listening. A running query is stopped, as its tasks take the driver for gone."""
+        self._channel.close()

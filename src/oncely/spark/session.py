@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.spark.failures import as_own
 
+_launch: Callable[[SparkConf | None], Any] = launch_gateway
 _MASTER = "spark.master"
 # A failed task is retried, up to four attempts; with plain local[*] it would not be.
 _MASTER_UNSAID = "local[*,4]"
@@ -112,7 +113,10 @@ def _started(name: str, settings: Mapping[str, str]) -> SparkSession:
         # The JVM has merged all configuration.
         chosen.pop(_MASTER, None)
     master = str(chosen.get(_MASTER) or said.get(_MASTER))
-    defaults = _DEFAULTS | (_local_defaults() if is_local(master) else {})
+    defaults = {**_DEFAULTS}
+    if is_local(master) and "SPARK_LOCAL_IP" not in os.environ:
+        # The user has not set where it listens.
+        defaults |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
     unsaid = {key: value for key, value in defaults.items() if not said.contains(key)}
     if not _is_submitted():
         # Spark takes a JVM that PySpark starts for a shell, which shows progress bars.
@@ -170,17 +174,6 @@ def _start_jvm(settings: Mapping[str, str]) -> Any | None:
     Thread(target=import_module, args=["pyspark.testing.utils"], daemon=True).start()
     with _environment(_unsaid()):
         return _launch(SparkConf(loadDefaults=False).setAll(list(settings.items())))
-
-
-def _launch(conf: SparkConf | None) -> Any:
-    return launch_gateway(conf)  # type: ignore[no-untyped-call]
-
-
-def _local_defaults() -> dict[str, str]:
-    """Settings for a master on this machine, if the user has not set where it listens."""
-    if "SPARK_LOCAL_IP" in os.environ:
-        return {}
-    return {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
 
 
 def _unsaid() -> dict[str, str]:

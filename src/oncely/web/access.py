@@ -136,10 +136,13 @@ class ProxyAuth:
 class FormTokens:
     """What each form carries: a digest of the browser's cookie and of the user.
 
-    Several processes behind one address need the same `secret`; one of a process is drawn.
+    Several processes behind one address need the same `secret`; one of a process is drawn. Raises
+    ConfigError for a blank one.
     """
 
     def __init__(self, secret: str | None) -> None:
+        if secret is not None and not secret.strip():
+            raise ConfigError("secret: it is empty; write the output of: openssl rand -hex 32")
         self._secret = secrets.token_bytes(32) if secret is None else secret.encode()
 
     def token(self, cookie: str, user: User | None) -> str:

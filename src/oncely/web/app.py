@@ -21,6 +21,7 @@ from oncely.core.errors import (
     RefusedError,
     StoreUnavailable,
     mask_passwords,
+    told,
 )
 from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
@@ -179,7 +180,7 @@ def _told(visit: Visit, error: Exception) -> Response:
             # The server's log has it; it may hold what is in a message.
             text = "This page failed; see the log of the server."
     kinds = [status for kind, status in _STATUSES.items() if isinstance(error, kind)]
-    return visit.refusal(kinds[0] if kinds else 500, mask_passwords(text))
+    return visit.refusal(kinds[0] if kinds else 500, told(error, text))
 
 
 class _KeptFiles(StaticFiles):

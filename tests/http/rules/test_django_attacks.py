@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
+from django.utils.asyncio import async_unsafe
 from tests.conditions import wait_until_async
 from tests.http.drivers import (
     Reply,
@@ -238,6 +239,15 @@ def test_django_inside_an_asgi_middleware(ledger: Ledger) -> None:
         (202, b"done", True),
     ]
     assert calls == [b"1"]
+
+
+def test_the_loop_is_not_held(ledger: Ledger) -> None:
+    """Under ASGI too, a function of the user's may ask Django's database, which refuses to be asked
+    in the event loop; so the body is not read there.
+    """
+    options = {"ledger": ledger, "consumer": "api", "scope": async_unsafe(lambda _: "anna")}
+    asked = async_client(lambda _: HttpResponse(b"done"), options)
+    assert [asked().status, asked().is_replayed] == [200, True]
 
 
 def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:

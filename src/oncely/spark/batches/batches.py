@@ -39,13 +39,7 @@ from oncely.spark.batches.staging import IN_DOUBT, STAGED, Staging
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import (
-    BROKEN_COLUMN,
-    COLUMN_TYPES,
-    MESSAGE_SCHEMA,
-    ROW_COLUMN,
-    check_types,
-)
+from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN, check_types
 from oncely.spark.sink.sink_options import import_function, read_options
 from oncely.spark.sink.spreading import spread
 
@@ -64,6 +58,10 @@ _BEGUN = "begun under fence {}"
 _AT_ONCE = "1ms"
 _POLL_S = 0.2
 _MOST_UNFINISHED = 10_000
+_SCHEMA_OF_DUE = (
+    "id string, type string, body binary, headers map<string,string>, source string,"
+    " time timestamp, key string"
+)
 _MOST_DUE = 1_000
 """The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
@@ -134,18 +132,18 @@ class Batch:
                 raise
 
     def _read(self, claimed: JobReport) -> DataFrame:
-        if not self.staging.is_marked(STAGED):
+        if not self.staging.has(STAGED):
             raise ConfigError(
                 f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
                 "all machines share"
             )
         schema = self.spark.read.parquet(self.staging.rows).schema
-        paths = [self.staging.path_of(name) for name in claimed.files]
+        paths = [f"{self.staging.folder}/{name}" for name in claimed.files]
         return self.spark.read.schema(schema).parquet(*paths)
 
     def _are_there(self, claimed: JobReport) -> bool:
         """Whether the files are there; they are removed only after the job."""
-        return bool(claimed.files) and self.staging.has(claimed.files)
+        return bool(claimed.files) and self.staging.has(*claimed.files)
 
 
 class Batches:
@@ -198,7 +196,7 @@ class Batches:
             (m.id, m.type, m.body, dict(m.headers), m.source, m.time, m.key)
             for m in (t.message for t in mailbox.take(_MOST_DUE, self._policy.lease, queue=queue))
         ]
-        due = messages.sparkSession.createDataFrame(rows, MESSAGE_SCHEMA)
+        due = messages.sparkSession.createDataFrame(rows, _SCHEMA_OF_DUE)
         own = {field.name: field.dataType for field in messages.schema.fields}
         columns = [f.col(name).cast(own[name]).alias(name) for name in due.columns if name in own]
         return messages.unionByName(due.select(columns), allowMissingColumns=True)
@@ -265,7 +263,7 @@ class Batches:
         """End a batch in doubt by its policy and probe. If no handler began, it is not in doubt."""
         anew = replace(self._policy, on_in_doubt="retry", tries=None)
         if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
-            if batch.staging.is_marked(STAGED):
+            if batch.staging.has(STAGED):
                 return self._run(batch, anew)
             # None of its messages is claimed. If another program has taken it up, that goes on.
             with suppress(RefusedError):
@@ -317,7 +315,7 @@ class Batches:
                 return self._ended(batch, turn, claimed, counts)
             case InDoubt():
                 claimed = self._claimed(batch)
-                if batch.staging.is_marked(IN_DOUBT):
+                if batch.staging.has(IN_DOUBT):
                     return Counts()
                 batch.doubt(claimed)
                 return Counts(received=claimed.messages, in_doubt=claimed.messages)

@@ -7,7 +7,6 @@ that token, which grants the claims again, or shows that another attempt has end
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from oncely._util import clock
 from oncely._util.crash_points import reached
 from oncely._util.garbage import rarely_collecting
-from oncely.core.commands import Busy, Granted, Outcome, TooOld
+from oncely.core.commands import Busy
 from oncely.core.control import Unrecoverable
 from oncely.core.errors import OncelyError
 from oncely.core.record import Key, birth_of
@@ -34,10 +32,12 @@ from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.spark.batches.staging import Staging
 from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.modes.chunks import ChunkTask
+from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.steady import patiently
-from oncely.spark.modes.tally import MISMATCH, RunTally
+from oncely.spark.modes.tally import MISMATCH, Aside
+from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.horizon import Horizon
 from oncely.spark.sink.message_rows import Row, numbered, read_chunks
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
@@ -46,7 +46,6 @@ Does = Literal["claim", "complete", "fail", "doubt"]
 BATCH = "batch"
 """The key in a record's metadata for the batch that claimed it."""
 _AT_ONCE = "1ms"
-_POLL_S = 0.5
 
 
 class BatchFailed(Unrecoverable):
@@ -115,118 +114,88 @@ def read_report(told: Mapping[str, Any]) -> JobReport:
     return JobReport(Counts(**told["counts"]), told["messages"], told["files"])
 
 
-class Delivery(NamedTuple):
-    """A row, and Spark's batch in which it has its number."""
+class ClaimTask(ChunkTask):
+    """Claims the deliveries of one partition for a batch, and writes the granted ones to a file;
+    the copies of an id are next to each other.
+    """
 
-    row: Row
-    source: RecordBatch
-
-
-class ClaimTask:
-    """One run over the deliveries of one partition; the copies of an id are next to each other."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        options: SinkOptions,
-        batch_key: str,
-        token: int,
-        quarantine: Quarantine,
-        staging: Staging,
-    ) -> None:
-        self._ledger = ledger
-        self._options = options
-        self._batch_key = batch_key
-        self._token = token
-        self._staging = staging
+    def __init__(self, ledger: Ledger, options: SinkOptions, job: Job, aside: Aside) -> None:
+        # The handler and the probe are called by the program, for a batch.
+        options, channel = replace(options, probe=None), TaskChannel(None, "")
+        super().__init__(ledger, options, lambda _: None, aside, channel)
+        self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
+        # The program has taken the retries that are due.
+        self._retries = None
+        self._job = job
         self.files: list[str] = []
         """The file of the new messages, with all their columns, if there are any."""
         self._writer: Any = None
-        self._horizon = Horizon(options.policy, options)
-        self._since = ledger.now() if options.since is None else options.since
-        self._tally = RunTally(options.policy, quarantine, self._since)
-        self.counts = self._tally.counts
+        self._source: tuple[Sequence[int], RecordBatch]
+        """The numbers of the rows of Spark's last batch, and the rows."""
         self.granted = 0
         self._granted: dict[str, str | None] = {}
         """The fingerprints of granted messages by id, as long as copies may follow."""
-        self._busy: list[Delivery] = []
-        """Deliveries that another worker holds, to be claimed again."""
 
-    def run(self, batches: Iterable[RecordBatch]) -> None:
+    def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
         """Write the granted deliveries, and count all others."""
-        for batch in batches:
-            for rows in read_chunks(numbered([batch]), lambda: self._options.chunk):
-                self.counts.received += len(rows)
-                self._take([Delivery(row, batch) for row in rows if self._tally.is_message(row)])
-                last = rows[-1].id
-                self._granted = {last: self._granted[last]} if last in self._granted else {}
-        # Claim again what another worker holds, until it is released or its lease is over.
-        began = time.monotonic()
-        while self._busy:
-            clock.sleep(_POLL_S)
-            busy, self._busy = self._busy, []
-            self._take(busy, time.monotonic() - began)
+        super().run(map(self._noted, batches))
         if self._writer is not None:
             self._writer.close()
 
-    def _take(self, deliveries: Sequence[Delivery], waited_s: float = 0.0) -> None:
-        """Claim each message once, for its first delivery; the others are its copies."""
-        while deliveries:
-            firsts: dict[str, Delivery] = {}
-            copies = []
-            for delivery in deliveries:
-                if delivery.row.id in self._granted:
-                    first, own = self._granted[delivery.row.id], delivery.row.fingerprint()
-                    is_other = None not in (first, own) and first != own
-                    if is_other and self._options.policy.on_mismatch != "ignore":
-                        self._tally.set_aside(delivery.row, MISMATCH)
-                    else:
-                        self.counts.duplicates_input += 1
-                elif firsts.setdefault(delivery.row.id, delivery) is not delivery:
-                    copies.append(delivery)
-            # In the order of ids: two tasks that claim the same ids cannot deadlock.
-            self._ask([firsts[id_] for id_ in sorted(firsts)], waited_s)
-            deliveries = copies
+    @property
+    def unsettled(self) -> int:
+        """As in ChunkTask."""
+        return super().unsettled - self.granted
 
-    def _ask(self, deliveries: Sequence[Delivery], waited_s: float) -> None:
-        if not deliveries:
-            return
-        rows = [delivery.row for delivery in deliveries]
-        ask = partial(
-            self._ledger.claim_many,
-            [Key(self._options.consumer, row.id) for row in rows],
-            "none",
-            self._horizon.policy,
-            fingerprints=[row.fingerprint() for row in rows],
-            metadata={BATCH: self._batch_key},
-            token=self._token,
-            sent_at=[self._horizon.sent_at(row) for row in rows],
-        )
-        outcomes = patiently(ask, self._options.consumer)
+    def _noted(
+        self, source: tuple[Sequence[int], RecordBatch]
+    ) -> tuple[Sequence[int], RecordBatch]:
+        self._source = source
+        return source
+
+    def _take_in_pace(self, chunk: Sequence[Row]) -> None:
+        super()._take_in_pace(chunk)
+        last = chunk[-1].id
+        self._granted = {last: self._granted[last]} if last in self._granted else {}
+
+    def _turn(self, row: Row) -> RowTurn:
+        turn = super()._turn(row)
+        turn.token, turn.metadata = self._job.token, {BATCH: self._job.batch_key}
+        turn.source = self._source
+        return turn
+
+    def _process(self, turns: Sequence[RowTurn]) -> None:
+        # All claims of a batch have its token, for which each of several would be granted.
+        one_each = {turn.row.id: turn for turn in turns}
+        copies = [turn for turn in turns if one_each[turn.row.id] is not turn]
+        asking = [turn for id_, turn in one_each.items() if id_ not in self._granted]
+        self._steadily(lambda: run_inline(self._lifecycle.claim(self._driver, asking)))
         reached("some_members_claimed")
-        answered = list(zip(deliveries, outcomes, strict=True))
-        granted = [each for each, outcome in answered if isinstance(outcome, Granted)]
-        self._granted |= {each.row.id: each.row.fingerprint() for each in granted}
-        self.granted += len(granted)
+        granted = [turn for turn in asking if turn.claim is not None]
         # Deliveries that have waited may be of several.
-        for source in {id(each.source): each.source for each in granted}.values():
+        for numbers, source in {id(turn.source): turn.source for turn in granted}.values():
             if self._writer is None:
-                name, self._writer = self._staging.new_file(source.schema)
+                name, self._writer = self._job.staging.new_file(source.schema)
                 self.files.append(name)
-            numbers = [each.row.number for each in granted if each.source is source]
-            rows = pa.Table.from_batches([source]).take(pa.array(numbers, pa.int64()))
+            indexes = [turn.row.number - numbers[0] for turn in granted if turn.source[1] is source]
+            rows = pa.Table.from_batches([source]).take(pa.array(indexes, pa.int64()))
             self._writer.write_table(rows)
-        too_old = [(each, outcome) for each, outcome in answered if isinstance(outcome, TooOld)]
-        for delivery, outcome in answered:
-            if not isinstance(outcome, Granted | TooOld):
-                self._count_refused(delivery, outcome, waited_s)
-        if too_old:
-            verdicts = self._horizon.judge([(each.row, outcome) for each, outcome in too_old])
-            judged = zip(too_old, verdicts, strict=True)
-            again = [each for (each, _), why in judged if self._tally.may_run(each.row, why)]
-            self._ask(again, 0.0)
+        self.granted += len(granted)
+        self._granted |= {turn.row.id: turn.fingerprint for turn in granted}
+        self._ready += self._order.leave(granted)
+        self._count_ended([turn for turn in one_each.values() if turn.claim is None])
+        if copies:
+            self._process(copies)
 
-    def _count_refused(self, delivery: Delivery, outcome: Outcome, waited_s: float) -> None:
+    def _count(self, turn: RowTurn) -> float | None:
+        outcome = turn.outcome
+        if outcome is None and turn.row.id in self._granted:
+            known = (turn.fingerprint, self._granted[turn.row.id])
+            if None not in known and len({*known}) > 1:
+                self._tally.set_aside(turn.row, MISMATCH)
+            else:
+                self.counts.duplicates_input += 1
+            return None
         # The other batch finishes its messages, and may itself wait for messages of this one.
         if isinstance(outcome, Busy) and BATCH in (outcome.record.metadata or {}):
             if outcome.record.first_seen >= self._since:
@@ -234,8 +203,8 @@ class ClaimTask:
                 self.counts.duplicates_input += 1
             else:
                 self.counts.waiting += 1
-        elif self._tally.refused(outcome, lambda: delivery.row, waited_s) is not None:
-            self._busy.append(delivery)
+            return None
+        return super()._count(turn)
 
 
 class JobWriter(DataSourceArrowWriter):
@@ -257,8 +226,6 @@ class JobWriter(DataSourceArrowWriter):
                 return self._claim(ledger, iterator)
             ended = 0
             for rows in read_chunks(numbered(iterator), lambda: options.chunk):
-                # In the order of ids: two tasks that claim the same ids cannot deadlock.
-                rows.sort(key=lambda row: row.id)
                 if job.does == "doubt":
                     _doubt(ledger, options, job.token, rows)
                 else:
@@ -284,8 +251,8 @@ class JobWriter(DataSourceArrowWriter):
         partition = 0 if context is None else context.partitionId()
         quarantine = Quarantine(options.quarantine, job.batch_key, partition)
         try:
-            task = ClaimTask(ledger, options, job.batch_key, job.token, quarantine, job.staging)
-            task.run(batches)
+            task = ClaimTask(ledger, options, job, quarantine.add)
+            task.run(numbered(batches))
             quarantine.close()
         except BaseException:
             quarantine.discard()

@@ -7,7 +7,7 @@ staged, in_doubt    empty files that mark a state
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -34,29 +34,19 @@ class Staging:
 
     def new_file(self, schema: Schema) -> tuple[str, pq.ParquetWriter]:
         """Create a file for new messages, whose name no other attempt has."""
-        name = f"{uuid4().hex}.parquet"
+        name = f"new/{uuid4().hex}.parquet"
         self._files.create_dir(f"{self._path}/new", recursive=True)
-        path = f"{self._path}/new/{name}"
-        return name, pq.ParquetWriter(path, schema, filesystem=self._files)
+        return name, pq.ParquetWriter(f"{self._path}/{name}", schema, filesystem=self._files)
 
-    def path_of(self, new_file: str) -> str:
-        """The path of that file."""
-        return f"{self.folder}/new/{new_file}"
-
-    def has(self, new_files: Sequence[str]) -> bool:
-        """Whether all of these files are still there."""
-        paths = [f"{self._path}/new/{name}" for name in new_files]
+    def has(self, *names: str) -> bool:
+        """Whether the folder has these files: a mark, or new files."""
+        paths = [f"{self._path}/{name}" for name in names]
         return all(found.type is FileType.File for found in self._files.get_file_info(paths))
 
     @property
     def is_there(self) -> bool:
         """Whether any part of the folder is still there."""
         return bool(self._files.get_file_info(self._path).type is not FileType.NotFound)
-
-    def is_marked(self, mark: str) -> bool:
-        """Whether the folder has that mark."""
-        found = self._files.get_file_info(f"{self._path}/{mark}")
-        return bool(found.type is FileType.File)
 
     def mark(self, mark: str) -> None:
         """Give the folder that mark."""

@@ -115,16 +115,19 @@ def _serve(connection: Connection, journal: Journal, worker: int) -> None:
     os.register_at_fork(
         after_in_child=lambda: os.dup2(os.open(os.devnull, os.O_RDWR), connection.fileno())
     )
-    watch = _Watch(worker)
+    channels: list[TaskChannel] = []
+    threading.Thread(target=_watch, args=(worker, channels), daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
             # Pickled, as Spark's own input is.
             order = connection.recv()
-            send(connection, _run(order, TaskLink(connection), journal, watch))
+            send(connection, _run(order, TaskLink(connection), journal, channels))
     os._exit(0)
 
 
-def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") -> dict[str, Any]:
+def _run(
+    order: TaskOrder, link: TaskLink, journal: Journal, channels: list[TaskChannel]
+) -> dict[str, Any]:
     """Run a task; return how it ended."""
     journal.clear()
     # For files that were added to the session after this process was forked.
@@ -134,9 +137,9 @@ def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") ->
     options = order.options
     try:
         channel = TaskChannel(options.channel, options.channel_token, order.name)
-        watch.channel = channel
+        channels.append(channel)
         start = Start(**vars(order.state), journal=journal, tell=link.tell, adopt=link.adopt)
-        counts = run_task(options, link, channel, link.batches(), start)
+        counts = run_task(options, link.add, channel, link.batches(), start)
         return {"is": DONE, "counts": vars(counts)}
     except BaseException as error:  # noqa: BLE001 - it is raised in Spark's worker.
         kind = type(error)
@@ -147,24 +150,16 @@ def _run(order: TaskOrder, link: TaskLink, journal: Journal, watch: "_Watch") ->
             "trace": traceback.format_exc(),
         }
     finally:
-        watch.channel = None
+        channels.clear()
 
 
-class _Watch:
-    """Stops the running task when the worker is gone."""
-
-    def __init__(self, worker: int) -> None:
-        self._worker = worker
-        self.channel: TaskChannel | None = None
-        """The channel by which the running task is told to stop."""
-        threading.Thread(target=self._look, name="oncely-watch", daemon=True).start()
-
-    def _look(self) -> None:
-        while os.getppid() == self._worker:
-            time.sleep(_LOOK_S)
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:
-            if (channel := self.channel) is not None:
-                channel.stopping.set()
-            time.sleep(_LOOK_S)
-        os._exit(1)
+def _watch(worker: int, channels: Sequence[TaskChannel]) -> None:
+    """Stop the running task, by its channel, when the worker is gone."""
+    while os.getppid() == worker:
+        time.sleep(_LOOK_S)
+    deadline = time.monotonic() + _GRACE_S
+    while time.monotonic() < deadline:
+        for channel in channels:
+            channel.stopping.set()
+        time.sleep(_LOOK_S)
+    os._exit(1)

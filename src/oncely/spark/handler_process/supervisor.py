@@ -4,7 +4,6 @@ It lives in Spark's Python worker. It is told which rows are settled, and sends 
 """
 
 import sys
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -32,34 +31,22 @@ _MOST_DEATHS = 3
 """The most deaths in a row without a begun handler: then it is not a message that kills."""
 
 _processes: list[HandlerProcess] = []
-"""The process of this worker, once there is one."""
-_left: list[HandlerProcess] = []
-"""The processes that are about to end."""
+"""The processes of this worker; all but the last are about to end."""
 
 
 class _Given(NamedTuple):
-    """Rows that were sent, by their numbers, and which of them are settled."""
+    """Rows that were sent, and their numbers."""
 
     numbers: Sequence[int]
-    """Ascending."""
     rows: RecordBatch
-    is_settled: bytearray
 
-    def settle(self, number: int) -> None:
-        """Note that a row is settled."""
-        index = bisect_left(self.numbers, number)
-        assert self.numbers[index] == number  # noqa: S101 - a row is settled once.
-        self.is_settled[index] = 1
-
-    def left(self) -> "_Given":
-        """The rows that are not settled."""
-        indexes = [index for index, settled in enumerate(self.is_settled) if not settled]
+    def left(self, is_settled: Sequence[int]) -> "_Given":
+        """Those that are not settled, in less memory: these may wait for long."""
+        indexes = [index for index, number in enumerate(self.numbers) if not is_settled[number]]
+        if len(indexes) == len(self.numbers):
+            return self
         rows = self.rows.take(pa.array(indexes, pa.int64()))
-        return _Given([self.numbers[index] for index in indexes], rows, bytearray(len(indexes)))
-
-    def kept(self) -> "_Given":
-        """The same with less memory if few are left: these may wait for long."""
-        return self.left() if sum(self.is_settled) > len(self.is_settled) // 2 else self
+        return _Given([self.numbers[index] for index in indexes], rows)
 
 
 class TaskSupervisor:
@@ -72,23 +59,23 @@ class TaskSupervisor:
         self._quarantine = quarantine
         self._name = name
         self._state = TaskState()
+        self._is_settled = bytearray()
+        """Of each row that was sent, by its number."""
         self._given: list[_Given] = []
         self._again: list[_Given] = []
         """The rows to send to the next process first."""
-        self._next = 0
         self._deaths = 0
 
     def run(self, batches: Iterator[RecordBatch]) -> Counts:
         """Run the task over these rows; return its counts. Raises the task's own errors."""
         while True:
             # The process of this worker: the living one, or a new one.
-            _left[:] = [process for process in _left if process.death() is None]
-            former = _processes[0] if _processes else None
-            if former is None or former.connection.closed or former.death() is not None:
-                _processes[:] = [HandlerProcess()]
-            [process] = _processes
+            _processes[:] = [process for process in _processes if process.death() is None]
+            if not _processes or _processes[-1].connection.closed:
+                _processes.append(HandlerProcess())
+            process = _processes[-1]
             self._state.counts.received = self._state.counts.settled
-            self._given = [given.left() for given in self._given if not all(given.is_settled)]
+            self._given = self._left()
             self._again = [*self._given]
             context = context_of_task()
             order = TaskOrder(self._name, self._options, context, sys.path, self._state)
@@ -106,7 +93,6 @@ class TaskSupervisor:
             except BaseException:
                 # The process is in the middle of the task.
                 process.leave()
-                _left.append(process)
                 raise
             else:
                 if isinstance(ended, Counts):
@@ -146,11 +132,10 @@ class TaskSupervisor:
             given = self._again.pop(0) if self._again else None
             rows = given or next((each for each in batches if each.num_rows), None)
             if isinstance(rows, RecordBatch):
-                numbers = range(self._next, self._next + rows.num_rows)
-                self._next = numbers.stop
-                given = _Given(numbers, rows, bytearray(rows.num_rows))
-                kept = [each.kept() for each in self._given if not all(each.is_settled)]
-                self._given = [*kept, given]
+                first = len(self._is_settled)
+                self._is_settled += bytes(rows.num_rows)
+                given = _Given(range(first, len(self._is_settled)), rows)
+                self._given = [*self._left(), given]
         except BaseException as error:  # noqa: BLE001 - raised once the task has stopped.
             broken = error
         with _line():
@@ -161,19 +146,23 @@ class TaskSupervisor:
                 link.send(process.connection, {"is": end})
         return broken
 
+    def _left(self) -> list[_Given]:
+        """The rows that were sent, and are not settled."""
+        left = (given.left(self._is_settled) for given in self._given)
+        return [given for given in left if given.numbers]
+
     def _note(self, said: Mapping[str, Any]) -> None:
         if said["settled"]:
             self._deaths = 0
         self._state.counts = Counts(**said["counts"])
         for entry in said["aside"]:
             self._quarantine.add_entry(entry)
-        firsts = [given.numbers[0] for given in self._given]
         for number in said["settled"]:
             self._state.inherited.pop(number, None)
             if number < 0:
                 self._state.adopted.pop(number, None)
             else:
-                self._given[bisect_right(firsts, number) - 1].settle(number)
+                self._is_settled[number] = True
 
     def _note_death(self, death: str, begun: Sequence[Entry]) -> None:
         _log.warning(

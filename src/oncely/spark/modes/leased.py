@@ -18,7 +18,6 @@ from oncely.lifecycle.wrapping import is_async
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Entry
-from oncely.spark.sink.message_rows import Row
 
 _STORE_EVERY_S = 0.5
 _AT_ONCE = "1ms"
@@ -42,26 +41,26 @@ class LeasedTask(ChunkTask):
         self._opened.callback(executor.close)
         return executor
 
-    def _process(self, rows: Sequence[Row]) -> None:
-        for row in self._process_in(Company.WINDOW, rows):
+    def _process(self, turns: Sequence[RowTurn]) -> None:
+        self._claim_and_run(Company.WINDOW, turns)
+        # A message that an earlier worker left may be the one that killed it.
+        for turn in [turn for turn in turns if turn.is_suspect]:
             self._channel.raise_if_stopping()
-            self._process_in(Company.ALONE, [row])
+            turn.begins_anew()
+            self._claim_and_run(Company.ALONE, [turn])
 
-    def _process_in(self, company: Company, rows: Sequence[Row]) -> list[Row]:
-        """As `_process`, while that is at risk, too. Return the rows to process alone: a message
-        that an earlier worker left may be the one that killed it.
-        """
-        turns = self._turns(rows)
+    def _claim_and_run(self, company: Company, turns: Sequence[RowTurn]) -> None:
+        """As `_process`, while that is at risk, too; but for suspects."""
         for turn in turns:
             turn.company = company
         self._steadily(lambda: run_inline(self._lifecycle.claim(self._driver, turns)))
+        granted = [turn for turn in turns if turn.claim is not None]
+        others = [turn for turn in turns if turn.claim is None and not turn.is_suspect]
         # Before the rest, so that these claims cannot run out, or be lost, during the rest.
-        self._run([turn for turn in turns if turn.claim is not None])
-        self._count_ended([turn for turn in turns if turn.claim is None and not turn.is_suspect])
-        return [turn.row for turn in turns if turn.is_suspect]
+        self._run(granted)
+        self._count_ended(others)
 
-    def _inherit(self, row: Row, entry: Entry) -> bool:
-        [turn] = self._turns([row])
+    def _inherit(self, turn: RowTurn, entry: Entry) -> bool:
         if not self._steadily(
             lambda: run_inline(self._lifecycle.resume(self._driver, turn, entry.fence))
         ):
@@ -70,12 +69,10 @@ class LeasedTask(ChunkTask):
             # No worker processes it any more; the policy decides what follows.
             [claim] = self._lifecycle.let_go([turn])
             self._steadily(lambda: self._ledger.extend(claim, _AT_ONCE))
-            self._channel.wait(time.monotonic() + _OVER_S, self.counts)
-            # With its token it would be granted as before.
-            self._lost.add(row.number)
-            self._settle([row])
-            return True
-        if not entry.has_returned and row.number != self._start.culprit:
+            self._channel.wait(time.monotonic() + _OVER_S)
+            turn.begins_anew()
+            return False
+        if not entry.has_returned and turn.row.number != self._start.culprit:
             # One of several running handlers. Each runs alone now, to find out which one kills; it
             # costs the others no attempt.
             self._run([turn])
@@ -83,7 +80,7 @@ class LeasedTask(ChunkTask):
         turn.called()
         if not entry.has_returned:
             turn.raised(HandlerDied(f"its process {self._start.death}"))
-            turn.message = row.message(turn.claim)
+            turn.message = turn.row.message(turn.claim)
         self._end([turn])
         return True
 
@@ -95,8 +92,8 @@ class LeasedTask(ChunkTask):
         The ends of a long chunk are stored twice a second. If the run ends early, for any reason,
         the ends are stored, and turns that were not begun are released.
         """
-        unsaved = dict.fromkeys(granted)
         ended: list[RowTurn] = []
+        saved: set[RowTurn] = set()
         stored_at = time.monotonic()
         try:
             with closing(self._each_run(granted)) as running:
@@ -104,18 +101,17 @@ class LeasedTask(ChunkTask):
                     ended.append(turn)
                     if time.monotonic() - stored_at > _STORE_EVERY_S:
                         self._end(ended)
-                        for each in ended:
-                            del unsaved[each]
+                        saved.update(ended)
                         ended, stored_at = [], time.monotonic()
             self._end(ended)
         except BaseException:
-            run_inline(self._lifecycle.store(self._driver, [*unsaved]))
+            left = [turn for turn in granted if turn not in saved]
+            run_inline(self._lifecycle.store(self._driver, left))
             raise
 
     def _end(self, turns: Sequence[RowTurn]) -> None:
-        if turns:
-            run_inline(self._lifecycle.store(self._driver, turns))
-            self._count_ended(turns)
+        run_inline(self._lifecycle.store(self._driver, turns))
+        self._count_ended(turns)
 
     def _each_run(self, granted: Sequence[RowTurn]) -> Generator[RowTurn, None, None]:
         """Run these turns; yield each at its end. Raises Stopped, when no handler runs any more."""
@@ -128,9 +124,7 @@ class LeasedTask(ChunkTask):
         running = len(granted)
         self._executor.start(granted)
         try:
-            while running:
-                if self._channel.stopping.is_set():
-                    self._executor.stop()
+            while running and not self._channel.stopping.is_set():
                 ended = self._executor.collect(_STORE_EVERY_S)
                 running -= len(ended)
                 yield from ended

@@ -1,20 +1,18 @@
 """Modes: opens the task of the sink's option `mode`."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from pyarrow import RecordBatch
 from pyspark.sql.types import StructType
 
 from oncely._util.garbage import rarely_collecting
 from oncely.core.errors import StoreError
-from oncely.ledger.ledger import Ledger
-from oncely.lifecycle.heartbeat import AWAY, store_outage
+from oncely.lifecycle.heartbeat import AWAY
 from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.start import Start
-from oncely.spark.modes.steady import steadily
+from oncely.spark.modes.steady import patiently
 from oncely.spark.modes.tally import Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from oncely.spark.modes.chunks import ChunkTask
     from oncely.spark.modes.table_rows import TableRowsTask
 
-T = TypeVar("T")
-
 _sessions_at = lru_cache(maxsize=8)(open_sessions)
 """One engine for each Python worker, over all its tasks."""
 
@@ -38,20 +34,13 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.target_table import check_table, open_table
+            from oncely.spark.modes.target_table import TargetTable, check_table, open_table
 
             # As soon as the database answers: a stream may start a batch without it.
-            channel, address = TaskChannel(None, ""), options.address
-            table = _awaited(
-                lambda: open_table(options, migrated_ledger(address)), options, channel
-            )
-            check_table(table, schema)
+            def table() -> TargetTable:
+                return open_table(options, migrated_ledger(options.address))
 
-
-def _awaited(ask: Callable[[], T], options: SinkOptions, channel: TaskChannel) -> T:
-    until = time.monotonic() + (options.policy.lease_s or 0.0)
-    outage = store_outage(consumer=options.consumer)
-    return steadily(ask, channel, outage, Counts(), until=until)
+            check_table(patiently(table, options.consumer, None, options.policy.lease_s), schema)
 
 
 def run_task(
@@ -67,7 +56,8 @@ def run_task(
     """
     counts = refusal = None
     try:
-        task = _awaited(lambda: open_task(options, aside, channel, start), options, channel)
+        opened = partial(open_task, options, aside, channel, start)
+        task = patiently(opened, options.consumer, channel, options.policy.lease_s)
         with rarely_collecting():
             task.run(batches)
         counts = task.counts
@@ -85,29 +75,23 @@ def open_task(
     """The task of the mode. Raises ConfigError if the handler cannot be imported, and
     StoreUnavailable.
     """
+    ledger = migrated_ledger(options.address)
     match options.mode:
         case "leased":
             from oncely.spark.modes.leased import LeasedTask
 
             handler = import_handler(options)
-            return LeasedTask(_ledger(options), options, handler, aside, channel, start)
+            return LeasedTask(ledger, options, handler, aside, channel, start)
         case "transactional":
             from oncely.spark.modes.transactional import TransactionalTask
 
             handler = import_handler(options)
             with url_here(options.address.location) as url:
                 begins = _sessions_at(url)
-            ledger = _ledger(options)
             return TransactionalTask(ledger, options, handler, aside, channel, begins, start)
         case "rows":
             from oncely.spark.modes.table_rows import TableRowsTask
             from oncely.spark.modes.target_table import open_table
 
-            ledger = _ledger(options)
+            ledger.keep_retention(options.consumer, options.policy.retention)
             return TableRowsTask(ledger, options, aside, channel, open_table(options, ledger))
-
-
-def _ledger(options: SinkOptions) -> Ledger:
-    ledger = migrated_ledger(options.address)
-    ledger.keep_retention(options.consumer, options.policy.retention)
-    return ledger

@@ -3,13 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any
 
 from oncely._util.forking import end_child
-from oncely.core.commands import Duplicate, Exhausted, InDoubt, Waiting
+from oncely.core.commands import Busy, Exhausted, InDoubt, Suspect, TooOld
 from oncely.core.message import Message, entered
-from oncely.core.turn import Turn
-from oncely.core.verdicts import Counted, DeadLetter, Ending
+from oncely.core.turn import Turn, seconds_since_1970
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.heartbeat import ClaimKeeper
@@ -17,56 +16,47 @@ from oncely.spark.sink.message_rows import Row
 
 
 class RowTurn(Turn):
-    """The turn of a row's message."""
+    """The turn of a row's message, until the row is settled."""
 
-    def __init__(
-        self, row: Row, sent_at: float | None, token: int | None, *, is_compared: bool
-    ) -> None:
-        super().__init__(row.id, row.fingerprint() if is_compared else None)
+    held_since: float | None = None
+    """`time.monotonic()` when it was first found that another worker holds the message."""
+
+    passed: float | None = None
+    """The horizon for which an older message may run."""
+    source: Any = None
+    """The rows of which it is one, where the task needs them."""
+
+    def __init__(self, row: Row, token: int) -> None:
+        super().__init__(row.id)
         self.row = row
         self.token = token
         self.taken = row.taken
         self._pid = os.getpid()
-        self._sent_at = sent_at
 
     @property
     def sent_at(self) -> float | None:
-        """For the claim: when the message was sent, or the horizon for which it may run."""
-        return self._sent_at
+        """For the claim: when the message was sent, or the horizon for which it may run. If the
+        ledger forgets more in the meantime, the message is too old again.
+        """
+        return seconds_since_1970(self.row.time) if self.passed is None else self.passed
 
     def probed(self) -> Message:
         """The message for a probe."""
         return self.row.message(None)
 
+    def begins_anew(self) -> None:
+        """As in Turn; but the token stays where nothing can have been granted for it."""
+        token, held_since = None, None
+        if isinstance(self.outcome, Busy | Suspect | TooOld):
+            token, held_since = self.token, self.held_since
+        super().begins_anew()
+        self.token, self.held_since = token, held_since
+
     @property
     def is_dead_unheard(self) -> bool:
-        """Whether it is a dead letter that was not stored with its end."""
-        if self.claim is not None or self.ending is None:
-            return False
-        # A row that is not a message goes to the quarantine.
+        """As in Turn; but a row that is not a message goes to the quarantine."""
         is_message = self.taken is not None or isinstance(self.outcome, Exhausted | InDoubt)
-        return is_message and isinstance(self.ending.verdict, DeadLetter)
-
-    @property
-    def is_known_dead(self) -> bool:
-        """Whether an earlier delivery was dead-lettered."""
-        is_first = isinstance(self.outcome, Exhausted) and self.outcome.is_first
-        return self.taken is None and not is_first
-
-    @property
-    def was_done_before(self) -> bool:
-        """Whether its record got its state by an earlier attempt of this same claim."""
-        match self.outcome:
-            case Duplicate(record) | Waiting(record):
-                return self.token is not None and record.birth == self.token
-            case _:
-                return False
-
-    @property
-    def is_unkept(self) -> bool:
-        """Whether it was to be dead-lettered, and could not be."""
-        is_dead = isinstance(self.outcome, Exhausted | InDoubt)
-        return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
+        return is_message and super().is_dead_unheard
 
     @contextmanager
     def calling(self, driver: Driver, keeper: ClaimKeeper) -> Iterator[Message]:

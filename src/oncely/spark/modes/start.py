@@ -41,17 +41,18 @@ class Journal:
     def __init__(self) -> None:
         self._memory = mmap(-1, _at(CAPACITY))
         self._lock = threading.Lock()
-        self.clear()
+        self._slots: dict[int, int] = {}
+        """The places of the entries, by their numbers."""
+        self._next = 0
+        """The place of the next entry. Places are used again once no entry is left."""
 
     def begin(self, number: int, fence: int) -> None:
         """Record that a handler begins."""
         with self._lock:
-            slot = self._slots.get(number)
-            if slot is None:
-                slot = self._free.pop() if self._free else len(self._slots)
-            self._slots[number] = slot
+            slot = self._slots.setdefault(number, self._next)
+            self._next = max(self._next, slot + 1)
             _ENTRY.pack_into(self._memory, _at(slot), number, fence, _FREE)
-            _WORD.pack_into(self._memory, 0, max(len(self._slots) + len(self._free), slot + 1))
+            _WORD.pack_into(self._memory, 0, self._next)
             # The state is written last: an entry is visible only when it is complete.
             self._mark(slot, _BEGUN)
 
@@ -67,16 +68,15 @@ class Journal:
                 slot = self._slots.pop(number, None)
                 if slot is not None:
                     self._mark(slot, _FREE)
-                    self._free.append(slot)
+            if not self._slots:
+                self._next = 0
 
     def clear(self) -> None:
         """Remove all entries."""
         with self._lock:
             _WORD.pack_into(self._memory, 0, 0)
-            self._slots: dict[int, int] = {}
-            """The places of the entries, by their numbers."""
-            self._free: list[int] = []
-            """Unused places before the last one."""
+            self._slots.clear()
+            self._next = 0
 
     def entries(self) -> list[Entry]:
         """The begun handlers."""

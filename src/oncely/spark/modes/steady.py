@@ -9,7 +9,6 @@ from oncely._util.outage import Outage
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.heartbeat import AWAY, PAUSE_S, store_outage
 from oncely.spark.sink.channel import TaskChannel
-from oncely.spark.sink.counts import Counts
 
 T = TypeVar("T")
 
@@ -18,7 +17,6 @@ def steadily(
     ask: Callable[[], T],
     channel: TaskChannel,
     outage: Outage,
-    counts: Counts,
     ledger: Ledger | None = None,
     until: float = math.inf,
 ) -> T:
@@ -39,9 +37,16 @@ def steadily(
         else:
             outage.over()
             return answer
-        channel.wait(time.monotonic() + PAUSE_S, counts)
+        channel.wait(time.monotonic() + PAUSE_S)
 
 
-def patiently(ask: Callable[[], T], consumer: str) -> T:
-    """As `steadily`, if nothing can tell it to stop."""
-    return steadily(ask, TaskChannel(None, ""), store_outage(consumer=consumer), Counts())
+def patiently(
+    ask: Callable[[], T],
+    consumer: str,
+    channel: TaskChannel | None = None,
+    most_s: float | None = None,
+) -> T:
+    """As `steadily`, at most for so many seconds; without a channel nothing can tell it to stop."""
+    until = math.inf if most_s is None else time.monotonic() + most_s
+    outage = store_outage(consumer=consumer)
+    return steadily(ask, channel or TaskChannel(None, ""), outage, until=until)

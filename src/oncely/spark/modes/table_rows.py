@@ -25,7 +25,6 @@ from oncely.core.record import Key
 from oncely.ledger.inbox import Inbox
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.heartbeat import PAUSE_S, store_outage
-from oncely.lifecycle.transacting import retried
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.tally import Aside, RunTally
 from oncely.spark.modes.target_table import (
@@ -40,6 +39,9 @@ from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
 from oncely.spark.sink.quarantine import plain
 from oncely.spark.sink.sink_options import SinkOptions
+
+_FOR_OTHERS = 2
+"""A database that answers after so many lost connections closes them because of the rows."""
 
 
 class TableChunk(NamedTuple):
@@ -81,12 +83,12 @@ class TableRowsTask:
         self,
         ledger: Ledger,
         options: SinkOptions,
-        quarantine: Aside,
+        aside: Aside,
         channel: TaskChannel,
         table: TargetTable,
     ) -> None:
         since = ledger.now() if options.since is None else options.since
-        self._tally = RunTally(options.policy, quarantine, since)
+        self._tally = RunTally(options.policy, aside, since)
         self.counts = self._tally.counts
         self._ledger = ledger
         self._options = options
@@ -108,7 +110,6 @@ class TableRowsTask:
                 chunk = batch.slice(start, self._options.chunk)
                 self.counts.received += chunk.num_rows
                 self._settle(self._usable(chunk))
-                self._take_due()
                 self._wait_for_all_but(MAX_WAITING)
         self._wait_for_all_but(0)
 
@@ -155,28 +156,31 @@ class TableRowsTask:
         self._channel.report(self.counts)
 
     def _transact(self, work: Callable[[Any, Inbox], _Settled]) -> _Settled:
-        """Run `work` in a transaction; waits while the database is unavailable. Raises Stopped."""
-        was_there = False
+        """Run `work` in a transaction; again while the database is unavailable, and where the
+        transaction only lost against another one. Raises Stopped.
+        """
+        ledger, answered = self._ledger, 0
         while True:
             try:
-                settled = retried(self._ledger, self._table, work)
+                with self._table.begin() as connection, ledger.transaction(connection) as inbox:
+                    settled = work(connection, inbox)
             except Exception as error:
-                if _refusal(error) is not None or not self._ledger.is_outage(error):
+                is_outage = ledger.is_outage(error)
+                if _refusal(error) is not None or not (is_outage or ledger.is_contention(error)):
                     raise
-                try:
-                    self._ledger.now()
-                    is_there = True
-                except StoreUnavailable:
-                    is_there = False
-                if is_there and was_there:
-                    # The database answers others: it closes the connection because of these rows.
-                    raise
-                was_there = is_there
-                self._outage.met(error)
+                if is_outage:
+                    answered += 1
+                    try:
+                        ledger.now()
+                    except StoreUnavailable:
+                        answered = 0
+                    if answered == _FOR_OTHERS:
+                        raise
+                    self._outage.met(error)
             else:
                 self._outage.over()
                 return settled
-            self._channel.wait(time.monotonic() + PAUSE_S, self.counts)
+            self._channel.wait(time.monotonic() + PAUSE_S)
 
     def _store(self, rows: TableChunk, connection: Any, inbox: Inbox) -> _Settled:
         """Write the rows whose messages can be claimed, with their records, in one transaction."""
@@ -198,10 +202,7 @@ class TableRowsTask:
         known: Mapping[str, float] = {}
         if self._meets_duplicates:
             known = inbox.lately_completed(consumer, rows.ids, self._policy)
-        unknown = set(rows.ids) - known.keys()
-        if not unknown:
-            return _Settled((), (), [known[id_] for id_ in rows.ids])
-        new = inbox.complete_new(consumer, unknown, self._policy)
+        new = inbox.complete_new(consumer, set(rows.ids) - known.keys(), self._policy)
         if len(new) == len(rows.ids):
             return _Settled(range(len(rows.ids)), ())
         stored: list[int] = []
@@ -214,8 +215,6 @@ class TableRowsTask:
             known = inbox.lately_completed(consumer, {rows.ids[n] for n in left}, self._policy)
         first_seen = [known[rows.ids[n]] for n in left if rows.ids[n] in known]
         left = [n for n in left if rows.ids[n] not in known]
-        if not left:
-            return _Settled(stored, (), first_seen)
         keys = [Key(consumer, rows.ids[n]) for n in left]
         answers = list(zip(left, inbox.claim_many(keys, policy=self._policy), strict=True))
         granted = [(n, said.claim) for n, said in answers if isinstance(said, Granted)]
@@ -258,15 +257,14 @@ class TableRowsTask:
 
     # ---- Waiting -------------------------------------------------------------------------------
 
-    def _take_due(self) -> None:
-        """Ask again for what is due."""
-        for rows, since in self._waiting.take():
-            self._settle(rows, since)
-
     def _wait_for_all_but(self, number: int) -> None:
-        while sum(len(rows.ids) for rows, _ in self._waiting) > number:
-            self._channel.wait(self._waiting.next_due, self.counts)
-            self._take_due()
+        """Ask again for what is due, until no more rows than that wait."""
+        while True:
+            for rows, since in self._waiting.take():
+                self._settle(rows, since)
+            if sum(len(rows.ids) for rows, _ in self._waiting) <= number:
+                return
+            self._channel.wait(self._waiting.next_due)
 
 
 def _bad_rows(rows: TableChunk, wanted: Sequence[str]) -> dict[int, str]:

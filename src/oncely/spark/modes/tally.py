@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from oncely.core.commands import (
     Busy,
@@ -30,11 +29,8 @@ REJECTED = f"^({Reject.__name__}|{MessageError.__name__}): "
 """The beginning of a rejected message's error: the name of its type."""
 
 
-class Aside(Protocol):
-    """The place for rows that are not messages."""
-
-    def add(self, row: Row, reason: str) -> None:
-        """Set `row` aside."""
+Aside = Callable[[Row, str], None]
+"""Puts a row that is not a message into the quarantine, with the reason."""
 
 
 @dataclass(eq=False)
@@ -44,7 +40,7 @@ class RunTally:
     """
 
     _policy: Policy
-    _quarantine: Aside
+    _aside: Aside
     _since: float
     counts: Counts = field(default_factory=Counts)
 
@@ -59,16 +55,6 @@ class RunTally:
         if reason is not None:
             self.set_aside(row, reason)
         return reason is None
-
-    def may_run(self, row: Row, why_not: str | Outcome | None) -> bool:
-        """Whether a message that the ledger may have forgotten may run, by the horizon's answer;
-        counts it if not.
-        """
-        if isinstance(why_not, str):
-            self.set_aside(row, why_not)
-        elif why_not is not None:
-            self.refused(why_not, lambda: row)
-        return why_not is None
 
     def refused(
         self, outcome: Outcome, row: Callable[[], Row], waited_s: float = 0.0
@@ -113,5 +99,5 @@ class RunTally:
 
     def set_aside(self, row: Row, reason: str) -> None:
         """Put a row into the quarantine, and count it under its reason."""
-        self._quarantine.add(row, reason)
+        self._aside(row, reason)
         self.counts.set_aside(reason)

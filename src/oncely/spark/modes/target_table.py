@@ -384,10 +384,9 @@ def sorted_by_id(batches: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         yield from _sorted(gathered)
 
 
-def _sorted(batches: Sequence[RecordBatch]) -> list[RecordBatch]:
-    rows = pa.Table.from_batches(batches).sort_by("id").combine_chunks()
-    ordered: list[RecordBatch] = rows.to_batches()
-    return ordered
+def _sorted(batches: Sequence[RecordBatch]) -> Iterable[RecordBatch]:
+    rows = pa.Table.from_batches(batches).sort_by("id")
+    return rows.combine_chunks().to_batches()  # type: ignore[no-any-return]
 
 
 def _plain(column: Array) -> Array:

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from typing import Any
 
 from oncely.core.commands import Busy
-from oncely.core.errors import HandlerDied
+from oncely.core.errors import HandlerDied, UnstorableMessage
 from oncely.core.message import Message
 from oncely.ledger.driver import Driver, run_inline
 from oncely.ledger.ledger import Ledger
@@ -21,8 +21,7 @@ from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
 from oncely.spark.modes.start import Entry, Start
 from oncely.spark.modes.tally import FIRST_POLL_S, Aside
-from oncely.spark.sink.channel import Stopped, TaskChannel
-from oncely.spark.sink.message_rows import Row
+from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.sink_options import SinkOptions
 
 
@@ -48,8 +47,7 @@ class TransactionalTask(ChunkTask):
                 handler(message, session), context=copy_context()
             )
 
-    def _process(self, rows: Sequence[Row]) -> None:
-        turns = self._turns(rows)
+    def _process(self, turns: Sequence[RowTurn]) -> None:
         if not self._start.is_alone and self._are_stored_together(turns):
             self._count_ended(turns)
             return
@@ -58,42 +56,38 @@ class TransactionalTask(ChunkTask):
             self._run_alone(turn)
             self._count_ended([turn])
 
-    def _inherit(self, row: Row, entry: Entry) -> bool:
+    def _inherit(self, turn: RowTurn, entry: Entry) -> bool:
         if entry.has_returned:
             # Rolled back with its transaction, and not its own fault.
             return False
         error = HandlerDied(f"its process {self._start.death}")
+        # Not that of the dead process, whose claim went with its transaction.
+        turn.token = None
+        turn.message = turn.row.message(None)
         while True:
-            [turn] = self._turns([row])
-            # Not that of the dead process, whose claim went with its transaction.
-            turn.token = None
-            turn.message = row.message(None)
             run_inline(self._lifecycle.record_failure(self._driver, turn, error))
             if not isinstance(turn.outcome, Busy):
                 self._count_ended([turn])
                 return True
             # The database has not noticed yet that the client is gone.
-            self._channel.wait(time.monotonic() + FIRST_POLL_S, self.counts)
+            self._channel.wait(time.monotonic() + FIRST_POLL_S)
+            turn.begins_anew()
 
     def _are_stored_together(self, turns: Sequence[RowTurn]) -> bool:
         """Run all in one transaction; return whether all succeeded. If not, nothing is stored."""
-        stopped: list[Stopped] = []
 
         def run_all(session: Any, driver: Driver) -> bool:
-            try:
-                for turn in turns:
-                    if turn.claim is None:
-                        continue
-                    self._channel.raise_if_stopping()
-                    self._start.journal.begin(turn.row.number, turn.claim.fence)
-                    with turn.calling(driver, self._lifecycle.keeper) as message:
-                        turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
-                    self._start.journal.returned(turn.row.number)
-                    if turn.error is not None:
-                        return False
-            except Stopped as error:
-                stopped.append(error)
-                return False
+            for turn in turns:
+                if turn.claim is None:
+                    continue
+                if self._channel.stopping.is_set():
+                    return False
+                self._start.journal.begin(turn.row.number, turn.claim.fence)
+                with turn.calling(driver, self._lifecycle.keeper) as message:
+                    turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
+                self._start.journal.returned(turn.row.number)
+                if turn.error is not None:
+                    return False
             return True
 
         if len(turns) < 2:
@@ -101,8 +95,6 @@ class TransactionalTask(ChunkTask):
         are_stored = run_together(self._lifecycle, self._begins, turns, run_all)
         if not are_stored:
             self._start.journal.clear()
-        if stopped:
-            raise stopped[0]
         return are_stored
 
     def _run_alone(self, turn: RowTurn) -> None:
@@ -121,7 +113,9 @@ class TransactionalTask(ChunkTask):
                 run(self._lifecycle, self._begins, turn, call)
             except BaseException as error:
                 # If the ledger does not answer, or a claim was lost, no message is at fault.
-                if turn.ending is None or (error is turn.refusal and turn.outcome is None):
+                is_of_one = isinstance(error, UnstorableMessage)
+                is_unanswered = error is turn.refusal and turn.outcome is None
+                if turn.ending is None or (is_unanswered and not is_of_one):
                     raise
 
         self._steadily(try_once)

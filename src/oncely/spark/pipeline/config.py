@@ -126,7 +126,12 @@ class PipelineConfig:
         is_pattern = path and (has_magic(path) or "{" in path)
         if path and "://" not in path and not is_pattern and not Path(path).exists():
             raise self.wrong("[source] path", f"{path!r} does not exist")
-        self.source_options = self._source_options()
+        # `file:` may be meant literally: many formats name their files so.
+        with self.checking("[source] options"):
+            self.source_options = {
+                name: read_secret(value, name) if value.startswith("env:") else value
+                for name, value in as_text(tables.source.options).items()
+            }
         self.pipeline = pipeline = tables.pipeline
         self.spark = as_text(tables.spark)
         self.columns = tables.columns
@@ -182,15 +187,6 @@ class PipelineConfig:
             for other in others:
                 text = text.removeprefix(other)
             raise self.wrong(key, text) from error
-
-    def _source_options(self) -> dict[str, str]:
-        """The source's options for Spark."""
-        # `file:` may be meant literally: many formats name their files so.
-        with self.checking("[source] options"):
-            return {
-                name: read_secret(value, name) if value.startswith("env:") else value
-                for name, value in as_text(self.source.options).items()
-            }
 
     def _absolute(self, path: str) -> str:
         return path if "://" in path else str(self.folder / path)
@@ -297,7 +293,12 @@ def read_config(
 
     Raises ConfigError, one line that names the file and the key.
     """
-    document = read_toml(file)
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
     typed = {"ledger": ledger, "ledger_table": table, "ledger_schema": schema}
     if isinstance(document.get("pipeline"), dict):
         document["pipeline"] |= {name: each for name, each in typed.items() if each is not None}
@@ -305,16 +306,6 @@ def read_config(
         return PipelineConfig(file, _PipelineFile.model_validate(document))
     except ValidationError as error:
         raise ConfigError(f"{file}: {first_error(error)}") from error
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """The tables of a file. Raises ConfigError if it cannot be read, or is not TOML."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from error
 
 
 def first_error(error: ValidationError) -> str:

@@ -25,10 +25,9 @@ from oncely.spark.pipeline.config import PipelineConfig
 from oncely.spark.pipeline.pipeline_source import read_messages
 from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import make_active, session
-from oncely.spark.sink.channel import DriverChannel, TaskChannel, report_batch
+from oncely.spark.sink.channel import DriverChannel, TaskChannel, driver_channel, report_batch
 from oncely.spark.sink.counts import Counts, Report, fetch, hand_over
 from oncely.spark.sink.spreading import slots, spread
-from oncely.spark.stream_counts import driver_channel
 
 _LOOK_S = 0.2
 _GRACE_S = 60.0
@@ -48,15 +47,17 @@ def run_pipeline(
     for a retry. Raises ConfigError for a wrong file, StoreError if the ledger cannot be opened,
     OncelyError if Spark gives up.
     """
-    pipeline = config.pipeline
+    pipeline, recorded = config.pipeline, RecordedRun()
     with closing(open_named_ledger(*config.address)) as ledger:
         ledger.migrate()
+        with config.checking("[pipeline] ledger", "ledger: "):
+            ledger.check_privileges("spark")
         with (
             told_to_stop() as stop,
             session(pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
             # Spark has set a SIGINT handler of its own by now.
             told_to_stop(stop),
-            RecordedRun(ledger, pipeline.name, pipeline.consumer).ending() as recorded,
+            recorded.going_on(lambda: ledger, pipeline.name, pipeline.consumer),
         ):
             began = time.monotonic()
             run = _PipelineRun(config, spark, ledger, stop, on_progress, recorded, drains=drains)
@@ -65,50 +66,6 @@ def run_pipeline(
             recorded.count(committed)
             recorded.report = Report(committed, time.monotonic() - began, stop.is_set())
             return recorded.report
-
-
-class DueRuns:
-    """Runs `consumer`'s waiting messages while there is no batch that would take them; a run writes
-    zero rows to the sink with `settings`.
-    """
-
-    def __init__(
-        self, spark: SparkSession, ledger: Ledger, consumer: str, settings: Mapping[str, str]
-    ) -> None:
-        self._spark = spark
-        self._ledger = ledger
-        self._queue = retries_of(consumer)
-        self._settings = settings
-        self._pool = ThreadPoolExecutor(1, "oncely-due")
-        self._running: Future[None] | None = None
-
-    def look(self) -> bool:
-        """Return whether messages wait. Starts a run if some are due and no run is active. Raises
-        the error of a run that failed.
-        """
-        if self._running is not None:
-            if self._running.done():
-                running, self._running = self._running, None
-                running.result()
-            return True
-        with suppress(*AWAY):
-            free_in_s = self._ledger.mailbox.free_in_s(self._queue)
-            if free_in_s == 0:
-                self._running = self._pool.submit(self._run)
-            return free_in_s is not None
-        return True
-
-    def close(self) -> None:
-        """Wait for the end of the run. Tell its tasks to stop before this."""
-        self._pool.shutdown()
-
-    def _run(self) -> None:
-        make_active(self._spark)
-        tasks = slots(self._spark)
-        # Filtered only in the tasks: an empty DataFrame would have no tasks to take messages.
-        nothing = self._spark.range(0, tasks, 1, tasks).where("rand() < 0")
-        rows = nothing.selectExpr("cast(id AS STRING) AS id")
-        rows.write.format("oncely").options(**self._settings).mode("append").save()
 
 
 @dataclass
@@ -126,19 +83,21 @@ class _PipelineRun:
 
     def __post_init__(self) -> None:
         self._since = self.ledger.now()
+        self._pool = ThreadPoolExecutor(1, "oncely-due")
+        self._due_run: Future[None] | None = None
+        """Runs the messages that are due, while there is no batch that would take them."""
 
     def on_driver(self) -> Counts:
         """Run in the driver, which tasks can reach."""
         channel = driver_channel(self.spark)
         settings = self._settings({"channel": channel.address, "channel_token": channel.token})
-        due = DueRuns(self.spark, self.ledger, self.config.pipeline.consumer, settings)
         try:
             query = _start(self.spark, self.config, settings)
-            self._follow(query, channel, due)
+            self._follow(query, channel, settings)
         finally:
-            # After any end of the query, the due runs must not go on.
+            # After any end of the query, a due run must not go on.
             channel.stop(0)
-            due.close()
+            self._pool.shutdown()
             channel.close()
         return channel.committed()
 
@@ -158,7 +117,9 @@ class _PipelineRun:
             raise error
         return fetch(self.spark, run) or Counts()
 
-    def _follow(self, query: StreamingQuery, channel: DriverChannel, due: DueRuns) -> None:
+    def _follow(
+        self, query: StreamingQuery, channel: DriverChannel, settings: Mapping[str, str]
+    ) -> None:
         """Wait for the end of the query, or stop it."""
         try:
             while query.isActive and not channel.refusal and not self.stop.wait(_LOOK_S):
@@ -167,13 +128,13 @@ class _PipelineRun:
                 # Idle: no batch is running or will run soon, which would take the due messages.
                 has_interval = "processingTime" in self.config.trigger
                 if has_interval and self._waits and not query.status["isTriggerActive"]:
-                    due.look()
+                    self._look(settings)
             error = query.exception()
             if channel.refusal is not None:
                 channel.stop(_GRACE_S)
                 raise OncelyError(channel.refusal)
             goes_on = error is None and self.drains and self._waits
-            while goes_on and due.look() and not self.stop.wait(_LOOK_S):
+            while goes_on and self._look(settings) and not self.stop.wait(_LOOK_S):
                 self.on_progress(channel.progress())
             if error is None and self.stop.is_set():
                 channel.stop(_GRACE_S)
@@ -182,6 +143,23 @@ class _PipelineRun:
             query.stop()
         if error is not None:
             raise error
+
+    def _look(self, settings: Mapping[str, str]) -> bool:
+        """Return whether messages wait. Starts a run if some are due and no run is active. Raises
+        the error of a run that failed.
+        """
+        if self._due_run is not None:
+            if self._due_run.done():
+                run, self._due_run = self._due_run, None
+                run.result()
+            return True
+        with suppress(*AWAY):
+            queue = retries_of(self.config.pipeline.consumer)
+            free_in_s = self.ledger.mailbox.free_in_s(queue)
+            if free_in_s == 0:
+                self._due_run = self._pool.submit(_run_due, self.spark, settings)
+            return free_in_s is not None
+        return True
 
     @property
     def _waits(self) -> bool:
@@ -192,6 +170,17 @@ class _PipelineRun:
     def _settings(self, told: Mapping[str, str]) -> dict[str, str]:
         """The sink's settings, with which tasks report to this run."""
         return {**self.config.sink_options, "since": str(self._since), **told}
+
+
+def _run_due(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Write zero rows to the sink: its tasks take the messages that are due."""
+    make_active(spark)
+    tasks = slots(spark)
+    # Filtered only in the tasks: an empty DataFrame would have no tasks to take messages.
+    rows = (
+        spark.range(0, tasks, 1, tasks).where("rand() < 0").selectExpr("cast(id AS STRING) AS id")
+    )
+    rows.write.format("oncely").options(**settings).mode("append").save()
 
 
 def _start(

@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
+from pyspark.sql import SparkSession
+
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.errors import OncelyError
@@ -232,6 +234,12 @@ class DriverChannel:
             return {"stop": self._stopping, "again_s": self._call_every_s()}
 
 
+def driver_channel(spark: SparkSession) -> DriverChannel:
+    """A channel at the address by which tasks reach Spark's driver."""
+    host = spark.conf.get("spark.driver.host", "127.0.0.1") or ""
+    return DriverChannel(host, spark.conf.get("spark.driver.bindAddress", host))
+
+
 class TaskChannel:
     """The task's end. Without an address it does not report, and is never told to stop.
 
@@ -264,9 +272,8 @@ class TaskChannel:
         if self.stopping.is_set():
             raise Stopped("the pipeline was told to stop")
 
-    def wait(self, until: float, counts: Counts) -> None:
-        """Report the counts, and wait until that moment. Raises Stopped."""
-        self.report(counts)
+    def wait(self, until: float) -> None:
+        """Wait until that moment (monotonic). Raises Stopped."""
         self.stopping.wait(max(0.0, until - time.monotonic()))
         self.raise_if_stopping()
 

@@ -81,10 +81,7 @@ class Counts:
     @property
     def settled(self) -> int:
         """Deliveries whose result is known."""
-        # Asked for each message: a sum without calls.
-        waiting = self.in_doubt + self.waiting
-        known = self.handled + self.duplicates_input + self.duplicates_ledger
-        return known + self.quarantined.total() + self.failed + waiting
+        return self.new + self.duplicates
 
     def in_words(self) -> str:
         """The counts of messages that were not handled, as text."""
@@ -209,7 +206,7 @@ def _take(run: str) -> str | None:
     return text
 
 
-class HandedOver(DataSource):
+class HandedOver(DataSource, DataSourceReader):
     """`format("oncely-counts")`: one row with the counts of the option `run`, if there are any."""
 
     @classmethod
@@ -221,20 +218,13 @@ class HandedOver(DataSource):
         """One column, JSON."""
         return "counts string"
 
-    def reader(self, schema: StructType) -> "CountsReader":  # noqa: ARG002 - Spark's signature.
-        """The reader of the counts."""
-        return CountsReader(self.options["run"])
-
-
-class CountsReader(DataSourceReader):
-    """Used on the driver, and as a copy in its one task."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature.
+        """Itself: used on the driver, and as a copy in its one task."""
+        return self
 
     def partitions(self) -> Sequence[InputPartition]:
         """The counts, taken here because Spark calls this on the driver."""
-        return [InputPartition(_take(self._run))]
+        return [InputPartition(_take(self.options["run"]))]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str | None]]:
         """The row."""

@@ -15,7 +15,7 @@ from oncely.spark.sink.sink_options import SinkOptions
 class Horizon:
     """Looks up messages for which the ledger answers TooOld in the archive, if there is one.
 
-    Claim messages under its `policy`, with its `sent_at`.
+    Claim messages under its `policy`; one that may run, as if it was sent at that horizon.
     """
 
     def __init__(self, policy: Policy, options: SinkOptions) -> None:
@@ -24,30 +24,19 @@ class Horizon:
         self._archive = archive
         # With an archive, messages that would run without a question are looked up, too.
         self.policy = policy if archive is None else replace(policy, on_too_old="dead_letter")
-        self._passed: dict[str, float] = {}
-        """The horizons for which messages may run, by message id."""
-
-    def sent_at(self, row: Row) -> float | None:
-        """When the message was sent, in seconds since 1970, but not before a horizon for which it
-        may run. If the ledger forgets more in the meantime, the message is too old again.
-        """
-        at = seconds_since_1970(row.time)
-        return None if at is None else max(at, self._passed.get(row.id, at))
 
     def judge(self, rows: Sequence[tuple[Row, TooOld]]) -> list[str | Refusal | None]:
         """Why each message may not run: a reason, or the refusal for its archived record. None if
         it may run, and must be claimed again.
         """
-        if self._archive is None:
+        if self._archive is None or not rows:
             return [_reason(said) for _, said in rows]
         asked = [
             Old(row.id, seconds_since_1970(row.time) or 0.0, row.fingerprint()) for row, _ in rows
         ]
         verdicts: list[str | Refusal | None] = []
-        self._passed.clear()
-        for (row, said), answer in zip(rows, self._archive.judge(asked, self._own), strict=True):
+        for (_, said), answer in zip(rows, self._archive.judge(asked, self._own), strict=True):
             if answer is None or (isinstance(answer, NotCovered) and self._own.on_too_old == "run"):
-                self._passed[row.id] = said.horizon
                 verdicts.append(None)
             elif isinstance(answer, NotCovered):
                 verdicts.append(f"{_reason(said)}, and from before the archive")

@@ -6,14 +6,7 @@ from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql.types import (
-    BinaryType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from oncely.core.errors import ConfigError
 from oncely.core.ids import fingerprint_of
@@ -42,20 +35,6 @@ COLUMN_TYPES = {
     BROKEN_COLUMN: ("string",),
 }
 """The columns of a message DataFrame, of which only `id` is required, and their Spark types."""
-
-# Not as DDL, which only a process with a Spark session can parse.
-MESSAGE_SCHEMA = StructType(
-    [
-        StructField("id", StringType()),
-        StructField("type", StringType()),
-        StructField("body", BinaryType()),
-        StructField("headers", MapType(StringType(), StringType())),
-        StructField("source", StringType()),
-        StructField("time", TimestampType()),
-        StructField("key", StringType()),
-    ]
-)
-"""A message's columns as oncely itself makes them."""
 
 
 class Row(NamedTuple):

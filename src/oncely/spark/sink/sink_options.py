@@ -39,9 +39,10 @@ _DEFAULT_CHUNK_OF_ROWS = 5_000
 _TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
 _WITH_HANDLER: Sequence[Mode] = ("leased", "transactional")
 _ONLY_IN: Mapping[str, tuple[Sequence[Mode], str]] = {
-    "table": (("rows",), 'writes no rows; write .option("mode", "rows")'),
-    "upsert": (("rows",), 'writes no rows; write .option("mode", "rows")'),
-    "sequence_by": (("rows",), 'writes no rows; write .option("mode", "rows")'),
+    **dict.fromkeys(
+        ("table", "upsert", "sequence_by"),
+        (("rows",), 'writes no rows; write .option("mode", "rows")'),
+    ),
     "archive": (_WITH_HANDLER, "looks nothing up there; drop it"),
     "handler": (_WITH_HANDLER, "calls none; drop it, or write another mode"),
     "max_failures": (_WITH_HANDLER, "calls no handler; drop it"),
