@@ -44,11 +44,7 @@ class Intake:
     """
 
     def __init__(
-        self,
-        queue: str,
-        topics: Iterable[str],
-        settings: KafkaSettings,
-        reach: Callable[[], object],
+        self, queue: str, topics: set[str], settings: KafkaSettings, reach: Callable[[], object]
     ) -> None:
         """`reach` raises TransportError while the cluster is away."""
         self.is_over = False

@@ -57,11 +57,11 @@ class KafkaTransport:
         """The topics that exist, or did when they were last looked for; their partitions."""
         self._reason = "no broker answers; if they speak TLS, write ?rdkafka.security.protocol=ssl"
         """The last error of a connection."""
+        self._lock = threading.Lock()
         self._open()
         afresh_in_children(self)
 
     def _open(self) -> None:
-        self._lock = threading.Lock()
         self._intakes: dict[str, Intake] = {}
         """By their queues, since the transport was opened."""
         for client in ("_admin", "_producer"):
@@ -78,6 +78,7 @@ class KafkaTransport:
     def start_afresh(self) -> None:
         """Leave the clients, and the deliveries, to the parent: called in a forked child."""
         _of_parents.append({**vars(self)})
+        self._lock = threading.Lock()
         self._open()
 
     def receive(self, queue: str, max_messages: int, wait_s: float) -> Sequence[Delivery]:
