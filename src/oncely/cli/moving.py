@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oncely import ops
 from oncely._util.event_log import EventLog
-from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened, opened_transport
 from oncely.cli.options import LedgerName, Note, RunOptions

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import values
 from oncely.core.policy import Policy
 from oncely.stores.names import TABLE_NAME

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
 from oncely.cli.options import Note
 from oncely.cli.tables import ago, aligned, cut, folded, more_than, put_found, unbroken

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
 from oncely.cli.opening import to_migrate
 from oncely.cli.options import LedgerName, Note, Past

@@ -12,7 +12,10 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id, check_text
 from oncely.core.record import Key, Record
 from oncely.core.rules import Standing, standing
-from oncely.core.state_words import EXHAUSTED, IN_DOUBT, STATES, state_word
+from oncely.core.state_words import EXHAUSTED, state_word
+from oncely.core.state_words import IN_DOUBT as IN_DOUBT  # noqa: PLC0414
+from oncely.core.state_words import RESETTABLE as RESETTABLE  # noqa: PLC0414
+from oncely.core.state_words import STATES as STATES  # noqa: PLC0414
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage
 from oncely.ledger.ledger import Ledger
 from oncely.ops.found import first
