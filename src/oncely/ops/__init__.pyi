@@ -1,8 +1,7 @@
 from .activity import FoundActivity, Point, Rates, activity, check_kept, workers
 from .auditing import Changed
 from .decisions import Probed, forget, happened, not_happened, probe, reset
-from .found import FoundMessages, first
-from .known import EXACT
+from .known import EXACT, first
 from .letters import (
     FoundGroups,
     dead_letters,
@@ -37,6 +36,7 @@ from .story import Chapter, story
 from .upkeep import policy_retentions, problems, purge, retentions
 from .waiting import (
     MOST_UNSENT,
+    FoundMessages,
     FoundUnsent,
     cancel,
     discard_unsent,

@@ -24,8 +24,7 @@ from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter, digest
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Changed, Noted, change_each
-from oncely.ops.found import first
-from oncely.ops.known import check_known_at_all, check_waits
+from oncely.ops.known import check_known_at_all, check_waits, first
 
 _log = EventLog(__name__)
 

@@ -18,8 +18,7 @@ from oncely.core.state_words import RESETTABLE as RESETTABLE  # noqa: PLC0414
 from oncely.core.state_words import STATES as STATES  # noqa: PLC0414
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage
 from oncely.ledger.ledger import Ledger
-from oncely.ops.found import first
-from oncely.ops.known import check_known
+from oncely.ops.known import check_known, first
 from oncely.ops.letters import letter_as_dict
 from oncely.ops.waiting import waiting_as_dict
 from oncely.stores.store import Look, Query, Wanted
