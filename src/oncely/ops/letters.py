@@ -117,11 +117,8 @@ def retry_letters(
 
 def discard_letters(ledger: Ledger, ids: Sequence[int], **noted: Unpack[Noted]) -> Changed[int]:
     """Remove each; who did it and why is logged, and in the audit. Their records stay."""
-
-    def discard(id_: int, _: Mapping[str, str]) -> int:
-        return ledger.discard_dead(id_)
-
-    return _change(ledger, ids, LETTERS_DISCARDED, LETTERS_DISCARDED, discard, **noted)
+    action = LETTERS_DISCARDED
+    return _change(ledger, ids, action, action, lambda id_, _: ledger.discard_dead(id_), **noted)
 
 
 def _change(
