@@ -37,14 +37,6 @@ class Note(TypedDict):
     why: str
 
 
-class Past(TypedDict):
-    """Which records are past their retention."""
-
-    older_than: str | None
-    consumer: str | None
-    retention: Mapping[str, str]
-
-
 class RunOptions(NamedTuple):
     """The log and the monitoring port of a command that runs for long."""
 
@@ -264,17 +256,19 @@ def filters(states: Iterable[str]) -> Callable[[Command], Command]:
 _PAST_HELP = (
     f"last seen longer ago, instead of each consumer's own retention (else {Policy().retention})"
 )
-retention = bundle(
-    "past",
-    lambda older_than, consumer, retention: Past(
-        older_than=older_than, consumer=consumer, retention=dict(retention)
-    ),
-    time("--older-than", _PAST_HELP),
-    consumer(),
-    option(
-        "--retention",
-        values.RETENTION,
-        "for this consumer, instead of --older-than; may be repeated",
-        multiple=True,
-    ),
-)
+
+
+def retention(command: Command) -> Command:
+    """--older-than, --consumer and --retention, as `ops.retentions` takes them."""
+    return bundled(
+        command,
+        time("--older-than", _PAST_HELP),
+        consumer(),
+        option(
+            "--retention",
+            values.RETENTION,
+            "for this consumer, instead of --older-than; may be repeated",
+            multiple=True,
+            callback=lambda _, __, pairs: dict(pairs),
+        ),
+    )
