@@ -26,7 +26,7 @@ from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
 from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
-from oncely.web.pages import letters, lists, messages, record_changes
+from oncely.web.pages import letters, lists, records
 from oncely.web.rendering import STATIC
 from oncely.web.safety_headers import SafetyHeaders
 from oncely.web.site import (
@@ -52,8 +52,8 @@ _PAGES: Mapping[str, _Page] = {
     "/waiting": lists.waiting,
     "/outbox": lists.outbox,
     "/queues": lists.queues,
-    "/messages": messages.search,
-    "/message": messages.message,
+    "/messages": records.search,
+    "/message": records.message,
     "/workers": lists.workers,
     "/runs": lists.runs,
     "/audit": lists.audit,
@@ -62,10 +62,10 @@ _CHANGES: Mapping[str, _Page] = {
     "/letters/confirm": letters.LETTER_PAGES.confirm,
     "/letters/change": letters.LETTER_PAGES.change,
     "/letters/edit": letters.edit,
-    "/records/confirm": record_changes.RECORD_PAGES.confirm,
-    "/records/change": record_changes.RECORD_PAGES.change,
-    "/waiting/confirm": record_changes.RETRY_PAGES.confirm,
-    "/waiting/change": record_changes.RETRY_PAGES.change,
+    "/records/confirm": records.RECORD_PAGES.confirm,
+    "/records/change": records.RECORD_PAGES.change,
+    "/waiting/confirm": records.RETRY_PAGES.confirm,
+    "/waiting/change": records.RETRY_PAGES.change,
     "/unsent/confirm": letters.UNSENT_PAGES.confirm,
     "/unsent/change": letters.UNSENT_PAGES.change,
 }
