@@ -41,6 +41,7 @@ class Chapter(NamedTuple):
 class Story(NamedTuple):
     """All that is known of one message of a consumer."""
 
+    record: Record | None
     chapters: Sequence[Chapter]
     """In the order of time; those without one stand before what comes after them."""
     audit_is_whole: bool
@@ -105,7 +106,7 @@ def story(ledger: Ledger, key: Key) -> Story:
     chapters = sorted(timed, key=lambda chapter: chapter.at or 0.0)
     steps = [Chapter(None, "step", {"name": name}) for name in ledger.steps(key)]
     index = next((n for n, each in enumerate(chapters) if each.what == "last seen"), len(chapters))
-    return Story([*chapters[:index], *steps, *chapters[index:]], is_whole)
+    return Story(record, [*chapters[:index], *steps, *chapters[index:]], is_whole)
 
 
 def _of_record(record: Record | None, now: float, audited: Sequence[Chapter]) -> Iterator[Chapter]:
