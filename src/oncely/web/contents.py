@@ -77,16 +77,21 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
         _, *counts = zip(*group, strict=True)
         hours.append(ops.Point(number * _HOUR_S, *map(sum, counts)))
     of_day = [each.began // _HOUR_S % 24 for each in hours]
-    return {
-        "hours": hours,
-        "labels": ["" if hour % _LABELLED else f"{hour:02}:00" for hour in of_day],
-        "tallest": max((sum(each[1:]) for each in hours), default=0),
-        "hour": went_on.hour,
-        "day": _worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
-        "day_count": len(went_on.day),
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    return _kept(
+        ledger,
+        now,
+        hours=hours,
+        labels=["" if hour % _LABELLED else f"{hour:02}:00" for hour in of_day],
+        tallest=max((sum(each[1:]) for each in hours), default=0),
+        hour=went_on.hour,
+        day=_worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
+        day_count=len(went_on.day),
+    )
+
+
+def _kept(ledger: Ledger, now: float, **shown: Any) -> Contents:
+    """What a store keeps for operators, and whether it keeps anything."""
+    return {**shown, "is_kept": ledger.operations.keeps_operations, "now": now}
 
 
 def consumers(ledger: Ledger, found: ops.Status) -> Contents:
@@ -195,34 +200,20 @@ def queues(waiting: ops.Backlogs) -> Contents:
 def workers(ledger: Ledger, now: float) -> Contents:
     """The processes that work with the ledger; as `oncely workers --json` has them."""
     found = ops.workers(ledger)
-    return {
-        "workers": [each.as_dict() for each in found[:WORKERS]],
-        "count": len(found),
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    shown = [each.as_dict() for each in found[:WORKERS]]
+    return _kept(ledger, now, workers=shown, count=len(found))
 
 
 def runs(ledger: Ledger, limit: int, now: float) -> Contents:
     """The runs on Spark that began last; as `oncely runs --json` has them."""
     found, more = ops.first(ledger.operations.runs(limit + 1), limit)
-    return {
-        "runs": found,
-        "more": more,
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    return _kept(ledger, now, runs=found, more=more)
 
 
 def audit(ledger: Ledger, before: int | None, now: float) -> Contents:
     """What people changed last, or before an entry; as `oncely audit --json` has it."""
     found, more = ops.first(ledger.operations.audit(LIMIT + 1, before), LIMIT)
-    return {
-        "entries": found,
-        "more": more,
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    return _kept(ledger, now, entries=found, more=more)
 
 
 # ---- Marks: how a form names records and waiting messages ----------------------------------------
