@@ -269,7 +269,7 @@ class IdempotenceService:
             else:
                 run_inline(self._lifecycle.keeper.retried(self._driver, claims, attempt))
         finally:
-            heartbeat.let_go_many(claims)
+            heartbeat.let_go(claims)
 
     def _state(self, key: Key) -> State | None:
         record = self._calls.find(key)
@@ -287,8 +287,7 @@ class IdempotenceService:
 
 
 def _let_go_all(heartbeat: Heartbeat, assigned: Mapping[Key, _Assigned]) -> None:
-    for one in list(assigned.values()):
-        heartbeat.let_go(one.claim)
+    heartbeat.let_go([one.claim for one in assigned.values()])
 
 
 def _turn(message: Message) -> Turn:

@@ -55,7 +55,6 @@ class TransportSource:
         self._batch: Sequence[Delivery] = ()
 
     def receive(self, max_messages: int, wait_s: float) -> Sequence[Message]:
-        """As in Source."""
         self._batch = self._transport.receive(self._queue, max_messages, wait_s)
         return [
             each.message if each.problem is None else without_id(each.message, each.problem)
@@ -63,15 +62,12 @@ class TransportSource:
         ]
 
     def acknowledge(self) -> None:
-        """As in Source."""
         self._transport.acknowledge([(delivery, Ack()) for delivery in self._batch])
 
     def is_drained(self) -> bool:
-        """As in Source."""
         return self._transport.is_drained(self._queue)
 
     def close(self) -> None:
-        """As in Source."""
         self._transport.close()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from tests.kills import killed_at
 from tests.records import granted
 from tests.turns import in_turn
 
@@ -16,7 +17,6 @@ from oncely._util import crash_points as crashpoints
 from oncely.archive.layout import bucket_of, date_of
 from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.waiting import WaitingMessage
-from oncely.testing.crashes import killed_at
 
 if TYPE_CHECKING:
     from tests.archive.conftest import Aging, Open

@@ -69,11 +69,16 @@ def test_runs(at: OnFile, command: Command) -> None:
 
 
 def test_settle(at: OnFile, command: Command) -> None:
-    """What is in doubt is completed, or runs again, as somebody says; the audit has both."""
+    """What is in doubt is listed with the steps that are done; it is completed, or runs again, as
+    somebody says; the audit has both.
+    """
     for id_ in ("1", "2"):
         at.claim("billing", id_)
     assert command("settle", "1", "--happened").code == 1
     at.age(1_000)
+    found, _ = json.loads(command("list", "--state", "in-doubt", "--json").out)["records"]
+    known = ("message_id", "steps", "unsent", "is_kept")
+    assert [found[name] for name in known] == ["1", [], 0, False]
     ran = command("settle", "1", "--happened", "--by", "ann", "--why", "on the bill")
     assert ran == (0, "completed '1' (billing) by ann: on the bill\n", "")
     ran = command("settle", "2", "--not-happened", "--by", "ann", "--json")
@@ -171,15 +176,6 @@ def test_settle_by_a_probe(
     assert actions == ["probed", "reset", "happened"]
     for wrong in ("nothing", "settling_probes:none", "settling_probes:later"):
         assert command("settle", "3", "--probe", wrong).code == 2
-
-
-def test_in_doubt_as_json(at: OnFile, command: Command) -> None:
-    """What is in doubt is listed with the steps that are done."""
-    at.claim("billing", "1")
-    at.age(1_000)
-    [found] = json.loads(command("list", "--state", "in-doubt", "--json").out)["records"]
-    assert (found["message_id"], found["steps"], found["unsent"]) == ("1", [], 0)
-    assert found["is_kept"] is False
 
 
 def test_story(at: OnFile, command: Command) -> None:

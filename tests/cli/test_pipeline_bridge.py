@@ -13,10 +13,10 @@ import pytest
 from tests.cli.conftest import Project
 from tests.conditions import wait_until
 from tests.docs.pages import DOCS
+from tests.kills import killed_at
 
 from oncely import Message, bridge, open_transport
 from oncely.sources import open_source
-from oncely.testing.crashes import killed_at
 
 QUEUE = "orders"
 POINTS = ("bridge_received", "bridge_written", "bridge_stored", "bridge_acknowledged")

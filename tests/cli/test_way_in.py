@@ -93,6 +93,7 @@ def test_suggestions(
         ("oncely pipeline run pipe", "file,"),
         ("oncely report --to re", "file,"),
         ("oncely init in", "dir,"),
+        ("oncely archive --to ou", "dir,"),
     ],
 )
 def test_completion(

@@ -27,7 +27,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import PURGEABLE
 from oncely.core.waiting import retries_of
-from oncely.ledger.arguments import Write, to_acquire
+from oncely.ledger.arguments import Write, to_claim
 from oncely.ledger.ledger import Ledger
 from oncely.stores.store import PutBack, Query, Transaction
 from oncely.testing.tools import AdvancingClock
@@ -281,6 +281,6 @@ def _fail_to_wait(ledger: Ledger) -> None:
 
 def _claim_taken(ledger: Ledger) -> Claim:
     """Ask for what waited in the ledger, and was taken there."""
-    outcome = ledger._settle_one(to_acquire(PARENT, None, Policy())._replace(is_taken=True))
+    outcome = ledger._settle_one(to_claim([PARENT], None, Policy())[0]._replace(is_taken=True))
     assert isinstance(outcome, Granted)
     return outcome.claim

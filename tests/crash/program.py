@@ -18,13 +18,13 @@ from tests.crash import writes
 from tests.crash.bus import Bus
 from tests.crash.consumer import Consumer
 from tests.crash.means import LEASE, POLICIES, Clock, Means, Queue
+from tests.kills import killed_at
 
 import oncely.stores.sql.joining  # noqa: F401 - before the forks, which are to be quick.
 from oncely.ledger.ledger import Ledger
 from oncely.stores.names import TableName
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import server_engine, sqlite_engine
-from oncely.testing.crashes import killed_at
 
 WORK: Mapping[str, Callable[[Means], None]] = {
     "consume": lambda means: Consumer(means).consume(),
@@ -46,9 +46,9 @@ class Order(NamedTuple):
     queue: str
     log: str
     tries: int = 5
-    point: str = ""
+    point: str = "nowhere"
     """Where it is killed, if anywhere."""
-    nth: int = 0
+    nth: int = 1
     later_s: float = 0.0
     """How long after the one before it begins."""
 

@@ -20,12 +20,12 @@ from starlette.routing import Route
 from tests.http.conftest import on_a_server_too
 from tests.http.drivers import wsgi_client
 from tests.integration.callers import Place, insertion
+from tests.kills import killed_at
 
 from oncely.core.errors import ConfigError, EndedError
 from oncely.core.record import Key, State
 from oncely.http import IdempotencyKey, WsgiIdempotencyKey
 from oncely.outbox import Relay
-from oncely.testing.crashes import killed_at
 from oncely.transports.open_transport import open_transport
 
 KEY = Key("api", "POST /pay  k1")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conditions import wait_until
+from tests.kills import killed_at
 
 from oncely import (
     BridgeReport,
@@ -26,7 +27,6 @@ from oncely import (
     open_transport,
 )
 from oncely.sources import open_source
-from oncely.testing.crashes import killed_at
 
 QUEUE = "orders"
 UNUSABLE = {

@@ -306,8 +306,8 @@ MUTANTS = [
     Mutant(
         "a dead letter that was refused is not kept",
         LIFECYCLE,
-        "mailbox.keep, waiting, dead, self._rows_in_queue(turns))",
-        "mailbox.keep, waiting, [], self._rows_in_queue(turns))",
+        "keep, waiting, dead, taken)",
+        "keep, waiting, [], taken)",
     ),
     Mutant(
         "what could not be kept is acknowledged",

@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 import pyspark.sql.connect.session
 from pyspark.sql import SparkSession
+from tests.kills import killed_at
 from tests.spark import batch_targets
 from tests.spark.batch_targets import DATABASE, FOLDER, POLICIES
 
 from oncely.spark import process
-from oncely.testing.crashes import killed_at
 
 IMPORTED = (pyspark.sql.connect.session, batch_targets)
 """Here once, and not by each child."""

@@ -1,8 +1,6 @@
 """Tasks by themselves, without Spark; also in a child that dies where it is told to."""
 
 import gc
-import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import text
 from tests.conditions import wait_until
+from tests.kills import killed_at
 
 from oncely import Key, Ledger, Message
-from oncely._util.crash_points import kill_at, reached
+from oncely._util.crash_points import reached
 from oncely.core.waiting import retries_of
 from oncely.lifecycle.transacting import TransactionSource
 from oncely.spark.modes.chunks import ChunkTask
@@ -134,14 +133,10 @@ def key_of(id_: str) -> Key:
 
 def is_killed_at(point: str, nth: int, work: Callable[[], object]) -> bool:
     """Whether a child that does `work` is killed when it reaches `point` the `nth` time."""
-    child = os.fork()
-    if child == 0:
+
+    def alone() -> None:
         # What is the parent's is not to be touched, not even to be collected.
         gc.disable()
-        try:
-            kill_at(point, nth)
-            work()
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        work()
+
+    return killed_at(point, alone, nth)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -203,9 +203,17 @@ def test_a_killed_task_is_not_waited_for(
 
 def test_where_it_listens_and_what_is_called() -> None:
     """A driver behind another address is called by that, and listens at its own."""
-    driver = DriverChannel("localhost", bind="127.0.0.2")
-    with pytest.raises(ConnectionRefusedError):
-        connect(driver)
+    for _ in range(20):
+        driver = DriverChannel("localhost", bind="127.0.0.2")
+        with closing(socket.socket()) as held, suppress(OSError):
+            # Another program may listen at the same port there, which then cannot be held.
+            held.bind(("127.0.0.1", port_of(driver)))
+            with pytest.raises(ConnectionRefusedError):
+                connect(driver)
+            break
+        driver.close()
+    else:
+        pytest.fail("it listens at 127.0.0.1, too")
     here = f"127.0.0.2:{port_of(driver)}"
     report_batch(here, driver.token, Counts(handled=1))
     assert driver.address == f"localhost:{port_of(driver)}"

@@ -127,7 +127,7 @@ def test_claimed_again_during_a_beat(
 
     def fail_and_claim_again() -> None:
         ledger.afterwards = lambda: None
-        ledger.fail(heartbeat.let_go(claim), "no")
+        ledger.fail(heartbeat.let_go([claim])[0], "no")
         newer.append(granted(ledger.claim(key)))
         heartbeat.hold(newer, 0.0)
 
@@ -135,7 +135,7 @@ def test_claimed_again_during_a_beat(
     heartbeat.hold([claim], 0.0)
     ledger.extended.get(timeout=LIMIT_S)
     heartbeat.close()
-    held = heartbeat.let_go(newer[0])
+    [held] = heartbeat.let_go(newer[:1])
     assert held.fence == 2
     ledger.complete(held)
 

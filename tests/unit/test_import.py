@@ -89,7 +89,7 @@ def test_import_is_light(program: str, heavy: Sequence[str]) -> None:
 def test_help_is_light() -> None:
     """The help of a command imports nothing that commands work with."""
     modules = set(in_fresh_process(HELP)["modules"])
-    assert not {*HEAVY, "oncely.ops", "oncely.consumer", "oncely.spark"} & modules
+    assert not {*HEAVY, "oncely.ledger", "oncely.consumer", "oncely.spark"} & modules
 
 
 def test_names() -> None:

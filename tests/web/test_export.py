@@ -9,7 +9,7 @@ from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
 from oncely import Message, ops
 from oncely.web import Role, dashboard
-from oncely.web.pages import letter_changes
+from oncely.web.pages import letters
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_group_larger_than_a_decision(failing: Trouble, monkeypatch: pytest.Mo
     """Of a larger group the first are decided, the page says that others are left, and the same
     button takes those.
     """
-    monkeypatch.setattr(letter_changes, "MOST", 1)
+    monkeypatch.setattr(letters, "MOST", 1)
     reader = Reader(dashboard(failing.ledger, auth=as_user()))
     chosen = {"decision": "retry", "group": groups(failing)["ValueError: no customer <n>"]}
     for left in (1, 0):

@@ -16,7 +16,7 @@ from oncely.core.waiting import WaitingMessage
 from oncely.ops import decisions
 from oncely.stores.sql import SqlStore
 from oncely.web import dashboard
-from oncely.web.pages import record_changes
+from oncely.web.pages import records
 
 ANSWERS = {"order-1": "happened", "order-2": "not_happened", "order-3": "unknown"}
 
@@ -187,7 +187,7 @@ def test_a_probe_that_hangs(trouble: Trouble, monkeypatch: pytest.MonkeyPatch) -
         return "happened"
 
     trouble.doubt("order-1", "order-2")
-    monkeypatch.setattr(record_changes, "_PROBING_S", 0.0)
+    monkeypatch.setattr(records, "_PROBING_S", 0.0)
     monkeypatch.setattr(decisions, "_free", threading.BoundedSemaphore(1))
     found = ops.probe(trouble.ledger, record(trouble, "order-1"), hanging, by="anna", within=0.01)
     assert (found.finding, found.error) == ("unknown", "it has not answered within 0 s")

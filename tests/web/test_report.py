@@ -149,22 +149,19 @@ def test_it_stands_alone(filled: Trouble) -> None:
 
 
 def test_limits_are_said(trouble: Trouble) -> None:
-    """Of a long list the file has the first hundred, and says of how many."""
+    """Of a long list the file has the first hundred, and says of how many; of more than twenty
+    groups, the twenty largest have a sample.
+    """
     trouble.doubt(*(f"order-{number:03}" for number in range(120)))
-    found = sections(written(trouble.ledger))["in-doubt"]
-    assert "The first 100 of 120." in found
-    assert "order-099" in found
-    assert "order-100" not in found
-    assert "choose a consumer" not in found
-
-
-def test_samples_are_of_the_largest_groups(trouble: Trouble) -> None:
-    """Of more than twenty groups, the twenty largest have a sample."""
-    for number in range(21):
-        error = f"reason {chr(97 + number) * 3}"
-        trouble.fail(Message(f"order-{number}"), error=error)
+    for letter in "abcdefghijklmnopqrstu":
+        trouble.fail(Message(f"failed-{letter}"), error=f"reason {letter * 3}")
     page = written(trouble.ledger)
-    assert "Of the 20 largest of 21 groups." in sections(page)["samples"]
+    found = sections(page)
+    assert "The first 100 of 120." in found["in-doubt"]
+    assert "order-099" in found["in-doubt"]
+    assert "order-100" not in found["in-doubt"]
+    assert "choose a consumer" not in found["in-doubt"]
+    assert "Of the 20 largest of 21 groups." in found["samples"]
     assert samples_in(page) == 20
 
 

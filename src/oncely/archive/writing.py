@@ -30,7 +30,7 @@ from oncely.core.errors import ConfigError, OncelyError, mask_passwords
 from oncely.core.record import Key, Record
 from oncely.core.rules import PURGEABLE
 from oncely.ledger.ledger import Ledger
-from oncely.ops.auditing import Note, audited
+from oncely.ops.auditing import Note, Removed, audited
 
 _log = EventLog(__name__)
 
@@ -51,16 +51,6 @@ class Archived:
     files: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedAll:
-    """What an archiving has moved."""
-
-    counts: Mapping[str, Archived]
-    """By consumer."""
-    audit_error: str | None
-    """Why the count is not in the audit, where it could not be kept there."""
-
-
 def archive(
     ledger: Ledger,
     folder: str,
@@ -72,7 +62,7 @@ def archive(
     on_batch: Callable[[str, Archived], None] = lambda _, __: None,
     by: str,
     why: str = "",
-) -> ArchivedAll:
+) -> Removed[Archived]:
     """Move what `ops.purge` would remove to `folder`, a path or a URI that Arrow knows.
 
     A record leaves the ledger only after it was read back from the archive, and only if it is
@@ -101,7 +91,7 @@ def archive(
         finally:
             # Also what was moved before the store went away, say.
             tally.changed = sum(each.archived for each in archived.values())
-    return ArchivedAll(archived, tally.audit_error)
+    return Removed(archived, tally.audit_error)
 
 
 def _archive_consumer(

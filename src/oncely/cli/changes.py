@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options
 from oncely.cli.options import Note
 from oncely.cli.records import one_record

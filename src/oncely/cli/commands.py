@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 from click.exceptions import Exit, NoArgsIsHelpError
@@ -54,11 +53,6 @@ _EXAMPLES: Mapping[str, str] = {
     "oncely consume app:consumer --drain": "handle the messages of a queue, then end",
     "oncely list --state failed --consumer billing": "list failed messages",
 }
-_SETTINGS: Mapping[str, Any] = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 100,
-    "show_default": True,
-}
 
 
 class _Overview(Commands):
@@ -78,7 +72,11 @@ class _Overview(Commands):
 @click.group(
     cls=_Overview,
     commands=[each for section in SECTIONS.values() for each in section],
-    context_settings=dict(_SETTINGS),
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
     epilog="Options of a command: oncely COMMAND --help",
 )
 @click.version_option(package_name="oncely", message="oncely %(version)s")

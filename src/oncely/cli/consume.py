@@ -8,7 +8,7 @@ import click
 
 from oncely.cli import options, values
 from oncely.cli.options import LedgerName, RunOptions
-from oncely.cli.tables import put_counts
+from oncely.cli.terminal import put_counts
 
 _INSTEAD = "instead of the module's own, such as env:NAME or file:PATH"
 

@@ -15,8 +15,7 @@ from oncely.cli.consume import ConsumeOptions
 from oncely.cli.loading import loaded_consumer
 from oncely.cli.logs import logged, write_line
 from oncely.cli.monitoring import forget_dead, monitored, observed, shared_metrics
-from oncely.cli.tables import words
-from oncely.cli.terminal import Progress
+from oncely.cli.terminal import Progress, words
 from oncely.consumer.consumer import Consumer
 from oncely.consumer.health import Health, Pulse
 from oncely.consumer.lifeline import Lifeline

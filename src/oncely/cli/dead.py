@@ -14,23 +14,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
 from oncely.cli.options import Note
-from oncely.cli.tables import (
+from oncely.cli.terminal import (
     Cell,
+    Progress,
     ago,
+    agreed,
     aligned,
     cut,
     fields_table,
-    folded,
     lines,
     more_than,
     put,
     put_found,
+    put_json,
+    say,
+    tell_changed,
     unbroken,
 )
-from oncely.cli.terminal import Progress, agreed, put_json, say, tell_changed
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.shown import moment
 
@@ -103,10 +106,9 @@ def list_letters(
         put_json({"dead_letters": letters, "more": found.more})
         return
     now = ledger.now()
-    texts = (folded("consumer"), folded("message id"), folded("type"))
-    ages = map(unbroken, ("first seen", "last seen"))
+    texts = ("consumer", "message id", "type", aligned("attempts"))
     put_found(
-        (aligned("id"), *texts, aligned("attempts"), *ages, "reason"),
+        (aligned("id"), *texts, unbroken("first seen"), unbroken("last seen"), "reason"),
         (
             (
                 *(str(each.id), each.key.consumer, _message_id(each)),
@@ -135,7 +137,7 @@ def list_groups(ledger: "Ledger", consumer: str | None, limit: int, as_json: boo
     now, looked_at = ledger.now(), f"of the first {found.looked_at:,}; there are more, see --limit"
     counts, ages = map(aligned, ("count", "sample")), map(unbroken, ("first", "last"))
     put_found(
-        ("group", folded("consumer"), *counts, *ages, "error"),
+        ("group", "consumer", *counts, *ages, "error"),
         (
             (
                 *(each.id, each.consumer, each.count, str(each.sample)),

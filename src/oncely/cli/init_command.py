@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from oncely.cli import options, values
-from oncely.cli.starters import LOAD, SETTINGS, STARTERS, STORES, contents
+from oncely.cli.starters import LOAD, SETTINGS, STARTERS, STORES, LedgerKind, Starter, contents
 from oncely.cli.terminal import say
 from oncely.core.errors import ConfigError
 from oncely.core.shown import shown
@@ -21,7 +21,7 @@ from oncely.core.shown import shown
 @click.argument(
     "folder",
     metavar="[FOLDER]",
-    type=values.FOLDER,
+    shell_complete=values.folders,
     default=".",
     help="the folder to write it to  [default: the current folder]",
 )
@@ -57,12 +57,10 @@ def _answers(delivery: str | None, store: str | None) -> tuple[str, str]:
         if isinstance(sys.stdin, io.TextIOWrapper):
             # An answer that cannot be decoded is only a wrong answer.
             sys.stdin.reconfigure(errors="replace")
-        starters = {name: starter.text for name, starter in STARTERS.items()}
-        delivery = _asked("What do you want to process once?", starters)
+        delivery = _asked("What do you want to process once?", STARTERS)
         if store is None:
-            kinds = {name: kind.text for name, kind in STORES.items()}
-            if STARTERS[delivery].has_queues:
-                del kinds["redis"]
+            queues = STARTERS[delivery].has_queues
+            kinds = {name: kind for name, kind in STORES.items() if name != "redis" or not queues}
             store = _asked("Where do you want to keep the ledger?", kinds)
     if store == "redis" and STARTERS[delivery].has_queues:
         raise ConfigError(
@@ -77,20 +75,19 @@ def _listed(names: Mapping[str, object]) -> str:
     return f"{', '.join(first)} or {last}"
 
 
-def _asked(question: str, choices: Mapping[str, str]) -> str:
+def _asked(question: str, choices: Mapping[str, Starter | LedgerKind]) -> str:
     """One of the choices, by its number or name. Raises ConfigError if there is no answer."""
-    names = list(choices)
     # On stderr: stdout may be read by a program.
     say(question)
-    for number, (name, text) in enumerate(choices.items(), 1):
-        say(f"  {number}  {name:<10}  {text}")
-    numbers = {str(number): name for number, name in enumerate(names, 1)}
+    numbers = {str(number): name for number, name in enumerate(choices, 1)}
+    for number, name in numbers.items():
+        say(f"  {number}  {name:<10}  {choices[name].text}")
     while True:
-        print(f"Number or name [{names[0]}]: ", end="", file=sys.stderr, flush=True)
+        print(f"Number or name [{numbers['1']}]: ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
             raise ConfigError("init: no answer; nothing was written")
-        answer = line.strip().lower() or names[0]
+        answer = line.strip().lower() or "1"
         if answer in choices or answer in numbers:
             return numbers.get(answer, answer)
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from oncely import ops
 from oncely._util.event_log import EventLog
-from oncely.cli import lazy_ops as ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened, opened_transport
 from oncely.cli.options import LedgerName, Note, RunOptions
-from oncely.cli.tables import put_counts
-from oncely.cli.terminal import Progress, say, tell_audit
+from oncely.cli.terminal import Progress, put_counts, say, tell_audit
 from oncely.core.errors import ConfigError
 from oncely.core.shown import span
 

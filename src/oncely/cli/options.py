@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import values
 from oncely.core.policy import Policy
 from oncely.stores.names import TABLE_NAME
@@ -35,14 +35,6 @@ class Note(TypedDict):
 
     by: str
     why: str
-
-
-class Past(TypedDict):
-    """Which records are past their retention."""
-
-    older_than: str | None
-    consumer: str | None
-    retention: Mapping[str, str]
 
 
 class RunOptions(NamedTuple):
@@ -264,17 +256,19 @@ def filters(states: Iterable[str]) -> Callable[[Command], Command]:
 _PAST_HELP = (
     f"last seen longer ago, instead of each consumer's own retention (else {Policy().retention})"
 )
-retention = bundle(
-    "past",
-    lambda older_than, consumer, retention: Past(
-        older_than=older_than, consumer=consumer, retention=dict(retention)
-    ),
-    time("--older-than", _PAST_HELP),
-    consumer(),
-    option(
-        "--retention",
-        values.RETENTION,
-        "for this consumer, instead of --older-than; may be repeated",
-        multiple=True,
-    ),
-)
+
+
+def retention(command: Command) -> Command:
+    """--older-than, --consumer and --retention, as `ops.retentions` takes them."""
+    return bundled(
+        command,
+        time("--older-than", _PAST_HELP),
+        consumer(),
+        option(
+            "--retention",
+            values.RETENTION,
+            "for this consumer, instead of --older-than; may be repeated",
+            multiple=True,
+            callback=lambda _, __, pairs: dict(pairs),
+        ),
+    )

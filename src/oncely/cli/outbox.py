@@ -5,11 +5,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
 from oncely.cli.options import Note
-from oncely.cli.tables import ago, aligned, cut, folded, more_than, put_found, unbroken
-from oncely.cli.terminal import put_json, tell_changed
+from oncely.cli.terminal import (
+    ago,
+    aligned,
+    cut,
+    more_than,
+    put_found,
+    put_json,
+    tell_changed,
+    unbroken,
+)
 from oncely.core.errors import mask_passwords
 from oncely.core.shown import span
 
@@ -44,9 +52,8 @@ def status(ledger: "Ledger", as_json: bool) -> None:
         put_json({"destinations": destinations, "more": found.more})
         return
     now = ledger.now()
-    counts = (aligned("waiting"), aligned("refused"), aligned("oldest"))
     put_found(
-        (folded("destination"), *counts, "reason"),
+        ("destination", *map(aligned, ("waiting", "refused", "oldest")), "reason"),
         (
             (
                 *(each.destination, each.waiting, each.refused),
@@ -108,9 +115,9 @@ def _put_messages(
         messages = [ops.unsent_as_dict(message) for message in found.messages]
         put_json({"messages": messages, "more": found.more})
         return
-    texts = (folded("message id"), folded("destination"), folded("type"))
+    texts = ("message id", "destination", "type", aligned("attempts"))
     put_found(
-        (aligned("id"), *texts, aligned("attempts"), unbroken("since"), "reason"),
+        (aligned("id"), *texts, unbroken("since"), "reason"),
         (
             (
                 *(str(each.number), each.id, each.destination, each.message.type, each.attempts),
@@ -141,9 +148,8 @@ def waiting(ledger: "Ledger", consumer: str | None, limit: int, as_json: bool) -
         in_s = (each.due or now) - now
         due = f"in {span(in_s)}" if in_s > 0 else f"overdue for {span(-in_s)}"
         rows.append((*each.key, each.attempts, due, cut(each.error)))
-    texts = (folded("consumer"), folded("message id"))
     put_found(
-        (*texts, aligned("attempts"), unbroken("due"), "error"),
+        ("consumer", "message id", aligned("attempts"), unbroken("due"), "error"),
         rows,
         "no messages wait for a retry",
         more_than(limit, more=found.more),

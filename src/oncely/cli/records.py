@@ -6,23 +6,21 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
-from oncely.cli.tables import (
+from oncely.cli.terminal import (
     Cell,
     ago,
     aligned,
     cut,
     fields_table,
-    folded,
     loud,
     put,
     put_found,
-    table_of,
+    put_json,
     unbroken,
     words,
 )
-from oncely.cli.terminal import put_json
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
 from oncely.core.record import Record
 from oncely.core.shown import moment, shown
@@ -87,9 +85,9 @@ def list_records(
         found = found or [ops.record_as_dict(each, now) for each in records]
         put_json({"records": found, **said})
         return
-    texts = (folded("consumer"), folded("id"), unbroken("state"))
+    counts = map(aligned, ("attempts", "fence", "last seen"))
     put_found(
-        (*texts, *map(aligned, ("attempts", "fence", "last seen")), "error"),
+        ("consumer", "id", unbroken("state"), *counts, "error"),
         (
             (
                 *(*each.key, _state(each, now), each.attempts, each.fence),
@@ -132,35 +130,34 @@ def show(
         _show(record, details, now)
         if stories:
             print()
-            columns = (unbroken("when"), "what", "details")
-            rows = (
+            put_found(
+                (unbroken("when"), "what", "details"),
                 (
-                    None if each.at is None else ago(each.at, now),
-                    words(each.what),
-                    cut(each.in_words(now) or None),
-                )
-                for each in stories[turn].chapters
+                    (
+                        None if each.at is None else ago(each.at, now),
+                        words(each.what),
+                        cut(each.in_words(now) or None),
+                    )
+                    for each in stories[turn].chapters
+                ),
             )
-            put(table_of(columns, rows), last_gives_way=True)
 
 
 def _show(record: Record, details: "ops.Details", now: float) -> None:
     put(fields_table(_fields(record, now)))
     if details.deferred:
         print()
-        columns = (folded("waits to be sent"), folded("to"), aligned("attempts"), "error")
-        rows = (
-            (each.id, each.destination, each.attempts, cut(each.error or ""))
-            for each in details.deferred
+        put_found(
+            ("waits to be sent", "to", aligned("attempts"), "error"),
+            (
+                (each.id, each.destination, each.attempts, cut(each.error or ""))
+                for each in details.deferred
+            ),
         )
-        put(table_of(columns, rows), last_gives_way=True)
     if details.steps:
         print()
-        results = (
-            (name, cut(json.dumps(result, ensure_ascii=False)))
-            for name, result in details.steps.items()
-        )
-        put(table_of((folded("finished step"), "result"), results), last_gives_way=True)
+        told = ((n, json.dumps(each, ensure_ascii=False)) for n, each in details.steps.items())
+        put_found(("finished step", "result"), ((name, cut(result)) for name, result in told))
     # Where the message itself is kept.
     lines = [shown(f"dead letter {x.id}: {mask_passwords(x.reason)}") for x in details.letters]
     if details.retry is not None:

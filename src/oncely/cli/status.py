@@ -8,22 +8,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
-from oncely.cli.tables import (
+from oncely.cli.terminal import (
     Cell,
     ago,
     aligned,
     consumers_table,
     cut,
-    folded,
     loud,
     put,
     put_found,
+    put_json,
     unbroken,
     words,
 )
-from oncely.cli.terminal import put_json
 from oncely.core.record import State
 from oncely.core.shown import moment, shown, span
 from oncely.core.state_words import IN_DOUBT
@@ -162,7 +161,7 @@ def activity(ledger: "Ledger", as_json: bool) -> None:
     failed = ("failed\nattempts", "failed\npermanently")
     counts = ("handled", "duplicates", *failed, "in\ndoubt", "p50", "p95", "attempts")
     put_found(
-        (folded("consumer"), "last", *map(aligned, counts)),
+        ("consumer", "last", *map(aligned, counts)),
         (
             (
                 *(consumer, name, rates.handled, rates.duplicates),
@@ -187,10 +186,9 @@ def workers(ledger: "Ledger", as_json: bool) -> None:
     if as_json:
         put_json({"workers": [each.as_dict() for each in found]})
         return
-    texts = ("kind", folded("consumer"), folded("host"))
-    ages = (aligned("started"), aligned("last seen"))
+    numbers = map(aligned, ("pid", "claims", "started", "last seen"))
     put_found(
-        (*texts, aligned("pid"), aligned("claims"), *ages, "version", ""),
+        ("kind", "consumer", "host", *numbers, "version", ""),
         (
             (
                 *(each.kind, each.consumer, each.host, str(each.pid), each.claims),
@@ -214,7 +212,7 @@ def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
         put_json({"runs": [run._asdict() for run in found]})
         return
     put_found(
-        (folded("name"), folded("consumer"), unbroken("began"), aligned("took"), "totals"),
+        ("name", "consumer", unbroken("began"), aligned("took"), "totals"),
         (
             (
                 *(run.name, run.consumer, moment(run.began, now)),
@@ -238,10 +236,9 @@ def audit(ledger: "Ledger", limit: int, before: int | None, as_json: bool) -> No
     if as_json:
         put_json({"audit": [entry._asdict() for entry in found]})
         return
-    texts = (unbroken("when"), folded("by"), "action", folded("consumer"))
-    counts = (folded("message id"), aligned("changed"), aligned("refused"))
+    texts = (unbroken("when"), "by", "action", "consumer", "message id")
     put_found(
-        (aligned("id"), *texts, *counts, "why"),
+        (aligned("id"), *texts, aligned("changed"), aligned("refused"), "why"),
         (
             (
                 *(str(entry.id), ago(entry.at, now), entry.by, words(entry.action)),

@@ -6,12 +6,11 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
 from oncely.cli.opening import to_migrate
-from oncely.cli.options import LedgerName, Note, Past
-from oncely.cli.tables import consumers_table, put
-from oncely.cli.terminal import Progress, put_json, say, tell_audit
+from oncely.cli.options import LedgerName, Note
+from oncely.cli.terminal import Progress, consumers_table, put, put_json, say, tell_audit
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
 from oncely.core.policy import Policy
 from oncely.core.shown import shown
@@ -77,7 +76,7 @@ def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
 @options.option("--batch", values.NUMBER, "records in one transaction", default=1_000)
 @options.note
 @options.open_ledger
-def purge(ledger: "Ledger", past: Past, batch: int, note: Note, as_json: bool) -> None:
+def purge(ledger: "Ledger", batch: int, note: Note, as_json: bool, **past: Any) -> None:
     """Remove records that were completed or failed long ago."""
     so_far: Counter[str] = Counter()
     with Progress() as progress:
@@ -86,7 +85,7 @@ def purge(ledger: "Ledger", past: Past, batch: int, note: Note, as_json: bool) -
             so_far[consumer] += batch
             progress.show(f"purged {so_far[consumer]:,} of {consumer}  {progress.took_s:.0f} s")
 
-        purged = ops.purge(ledger, **past, batch=batch, on_batch=show, **note)
+        purged = ops.purge(ledger, batch=batch, on_batch=show, **note, **past)
     tell_audit(purged.audit_error)
     total = sum(purged.counts.values())
     if as_json:
@@ -97,12 +96,18 @@ def purge(ledger: "Ledger", past: Past, batch: int, note: Note, as_json: bool) -
 
 
 @options.command("archive", "oncely archive --to s3://bucket/ledger")
-@options.option("--to", values.FOLDER, "a path, or a URI such as s3://bucket/folder", required=True)
+@options.option(
+    "--to",
+    "FOLDER",
+    "a path, or a URI such as s3://bucket/folder",
+    required=True,
+    shell_complete=values.folders,
+)
 @options.retention
 @options.option("--batch", values.NUMBER, "records held in memory at once", default=50_000)
 @options.note
 @options.open_ledger
-def archive(ledger: "Ledger", to: str, past: Past, batch: int, note: Note, as_json: bool) -> None:
+def archive(ledger: "Ledger", to: str, batch: int, note: Note, as_json: bool, **past: Any) -> None:
     """Write records that were completed or failed long ago to Parquet, then remove them."""
     from oncely.archive.writing import Archived
     from oncely.archive.writing import archive as move
@@ -112,7 +117,7 @@ def archive(ledger: "Ledger", to: str, past: Past, batch: int, note: Note, as_js
         def show(consumer: str, so_far: Archived) -> None:
             progress.show(f"archived {so_far.archived:,} of {consumer}  {progress.took_s:.0f} s")
 
-        archived = move(ledger, to, **past, batch=batch, on_batch=show, **note)
+        archived = move(ledger, to, batch=batch, on_batch=show, **note, **past)
     tell_audit(archived.audit_error)
     consumers = {name: asdict(each) for name, each in archived.counts.items()}
     total = {key: sum(each[key] for each in consumers.values()) for key in asdict(Archived())}

@@ -43,19 +43,9 @@ class Value(click.ParamType[Any]):
         return self._read(where, value)
 
 
-class Folder(click.ParamType[str]):
-    """A folder, which shells complete."""
-
-    name = "folder"
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002
-        param: click.Parameter,  # noqa: ARG002
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """Folders only."""
-        return [CompletionItem(incomplete, type="dir")]
+def folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What a shell completes: folders only."""
+    return [CompletionItem(incomplete, type="dir")]
 
 
 def _name(where: str, text: str, what: str) -> str:
@@ -159,4 +149,3 @@ PAUSE = Value("seconds", _pause)
 RETENTION = Value("consumer=time", _retention)
 PROBE = Value("consumer=module:function", partial(_for_consumer, example="module:function"))
 FILE = click.Path()
-FOLDER = Folder()

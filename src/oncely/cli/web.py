@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from oncely.cli import lazy_ops as ops
+from oncely import ops
 from oncely.cli import options, values
 from oncely.cli.opening import opened
 from oncely.cli.options import LedgerName

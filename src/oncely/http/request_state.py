@@ -8,6 +8,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
@@ -383,15 +384,12 @@ def _no_answer(kept: Any, record: Record) -> Problem:
     return problems.answer_not_kept("the server stopped before it could be")
 
 
+@dataclass(frozen=True, slots=True)
 class RequestTransaction:
     """The block in which a request's end becomes part of the caller's transaction."""
 
-    def __init__(
-        self,
-        block: AbstractContextManager[Inbox],
-        async_block: AbstractAsyncContextManager[AsyncInbox],
-    ) -> None:
-        self._block, self._async_block = block, async_block
+    _block: AbstractContextManager[Inbox]
+    _async_block: AbstractAsyncContextManager[AsyncInbox]
 
     def __enter__(self) -> Inbox:
         return self._block.__enter__()

@@ -3,17 +3,14 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import repeat
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from oncely._util.chance import CHANCE
 from oncely.core.commands import (
     Acquire,
     Command,
-    Company,
     Extend,
     Granted,
     Handled,
@@ -36,17 +33,11 @@ from oncely.core.record import (
     Record,
     State,
     birth_of,
-    check_key,
     check_keys,
 )
 from oncely.core.turn import Turn
 from oncely.core.waiting import WaitingMessage
 
-T = TypeVar("T")
-_ACQUIRE = partial(tuple.__new__, Acquire)
-"""Makes an Acquire of its fields, in half the time."""
-
-_NOT_TAKEN = _NOT_AHEAD = False
 _START_BITS = 23
 """A record counts its writes from a random number in the lower half of the range; the upper half is
 left for counting.
@@ -67,32 +58,6 @@ Metadata = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
 def new_token() -> int:
     """A random token for one Acquire and its repetitions, so that no other Acquire has the same."""
     return CHANCE.getrandbits(BIRTH_BITS)
-
-
-def to_acquire(
-    key: Key,
-    lease: Duration | None,
-    policy: Policy,
-    fingerprint: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    finding: Finding | None = None,
-    in_doubt: Record | None = None,
-    token: int | None = None,
-    sent_at: float | None = None,
-) -> Acquire:
-    """The command of one call. Raises MessageError and ConfigError for what is not usable."""
-    return Acquire(
-        check_key(key),
-        policy,
-        policy.lease_s if lease is None else lease_seconds(lease),
-        new_token() if token is None else birth_of(token),
-        check_fingerprint(fingerprint),
-        _metadata(metadata),
-        finding,
-        None if in_doubt is None else in_doubt.fence,
-        CHANCE.getrandbits(_START_BITS),
-        sent_at,
-    )
 
 
 def acquire_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> Acquire:
@@ -128,45 +93,40 @@ def to_claim(
     keys: Sequence[Key],
     lease: Duration | None,
     policy: Policy,
-    fingerprints: Sequence[str | None] | None,
-    metadata: Metadata,
-    finding: Finding | None,
-    in_doubt: Record | None,
+    fingerprints: Sequence[str | None] | None = None,
+    metadata: Metadata = None,
+    finding: Finding | None = None,
+    in_doubt: Record | None = None,
     token: int | Sequence[int] | None = None,
     sent_at: Sequence[float | None] | None = None,
-) -> Sequence[Command]:
+) -> Sequence[Acquire]:
     """One for each key. Raises MessageError and ConfigError for what is not usable, and ValueError
     where anything is not given once for each key.
     """
     lease_s = policy.lease_s if lease is None else lease_seconds(lease)
     check_keys(keys)
-    count = len(keys)
+    count, drawn = len(keys), CHANCE.getrandbits(_START_BITS)
     if metadata is None or isinstance(metadata, Mapping):
-        kept: Iterable[Any] = repeat(_metadata(metadata), count)
+        kept: Sequence[Any] = [_metadata(metadata)] * count
     else:
-        kept = _each("metadata", [*map(_metadata, metadata)], count)
+        kept = [*map(_metadata, metadata)]
     columns = (
-        keys,
-        repeat(policy, count),
-        repeat(lease_s, count),
         _each("token", _tokens(keys, new_token() if token is None else token), count),
         _each("fingerprint", fingerprints and [*map(check_fingerprint, fingerprints)], count),
-        kept,
-        repeat(finding, count),
-        repeat(None if in_doubt is None else in_doubt.fence, count),
-        repeat(CHANCE.getrandbits(_START_BITS), count),
+        _each("metadata", kept, count),
         _each("sent_at", sent_at, count),
-        repeat(_NOT_TAKEN, count),
-        repeat(Company.NONE, count),
-        repeat(_NOT_AHEAD, count),
     )
-    return [*map(_ACQUIRE, zip(*columns, strict=False))]
+    found_at = None if in_doubt is None else in_doubt.fence
+    return [
+        Acquire(key, policy, lease_s, own, mark, values, finding, found_at, drawn, sent)
+        for key, own, mark, values, sent in zip(keys, *columns, strict=True)
+    ]
 
 
-def _each(name: str, values: Sequence[T] | None, count: int) -> Iterable[T | None]:
+def _each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:
     """One value for each key; None for all where none are given."""
     if values is None:
-        return repeat(None, count)
+        return [None] * count
     if len(values) != count:
         raise ValueError(f"{name}: {len(values)} for {count} keys; give one for each key")
     return values

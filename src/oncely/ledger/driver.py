@@ -50,7 +50,6 @@ class SyncDriver(Driver):
 
     @property
     def blocking(self) -> "SyncDriver":
-        """This one."""
         return self
 
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
@@ -60,11 +59,9 @@ class SyncDriver(Driver):
         return self.calls._settle_each(commands)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """What `function` returns."""
         return function(*args)
 
     async def pause(self, seconds: float) -> None:
-        """Return after that many seconds."""
         clock.sleep(seconds)
 
 

@@ -4,7 +4,6 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import wraps
-from types import TracebackType
 from typing import Any, TypeVar
 
 from oncely._util.chance import new_name
@@ -21,7 +20,7 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.rules import first_completion, spared_s
 from oncely.core.waiting import WaitingMessage
-from oncely.ledger.arguments import sent_message, to_acquire
+from oncely.ledger.arguments import sent_message, to_claim
 from oncely.ledger.async_calls import AsyncCalls, awaited
 from oncely.ledger.driver import Driver
 from oncely.ledger.ledger_calls import LedgerCalls
@@ -102,7 +101,7 @@ class Inbox(LedgerCalls):
         check_ids(message_ids)
         keys = [Key(consumer, message_id) for message_id in message_ids]
         # The rules' answer for a message without a record is the same for all of them.
-        done = first_completion(to_acquire(keys[0], None, policy))
+        done = first_completion(to_claim(keys[:1], None, policy)[0])
         rows = [(key, None, done.version) for key in keys]
         written = self._transaction.insert(Case(done, (), rows))
         return {key.message_id for key in written}
@@ -195,12 +194,7 @@ class JoinedTransaction:
             raise ConfigError("transaction: this connection is async; write `async with`")
         return self._enter(self._connection)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if os.getpid() != self._pid:
             end_child(error)
         self._joining.__exit__(kind, error, trace)
@@ -212,12 +206,7 @@ class JoinedTransaction:
         self._async_inbox = AsyncInbox(inbox, self._connection)
         return self._async_inbox
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if os.getpid() != self._pid:
             end_child(error)
         if error is None and (call := self._async_inbox.unawaited.forgotten()):

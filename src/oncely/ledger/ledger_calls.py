@@ -31,7 +31,6 @@ from oncely.ledger.arguments import (
     raise_if_fenced,
     raise_if_refused,
     renewed,
-    to_acquire,
     to_claim,
     to_extend,
 )
@@ -109,8 +108,8 @@ class LedgerCalls(ABC):
         policy's `on_too_old` is not "run", a message that may have been handled and forgotten is
         answered by TooOld.
         """
-        command = to_acquire(
-            key, lease, policy, fingerprint, metadata, finding, in_doubt, token, sent_at
+        [command] = to_claim(
+            [key], lease, policy, [fingerprint], [metadata], finding, in_doubt, token, [sent_at]
         )
         return cast(ClaimOutcome, self._settle_one(command))
 

@@ -29,7 +29,7 @@ from oncely.core.waiting import (
     retries_of,
     retry_name,
 )
-from oncely.ledger.arguments import to_acquire
+from oncely.ledger.arguments import to_claim
 from oncely.ledger.ledger_calls import LedgerCalls, keep_anew
 from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
@@ -241,10 +241,10 @@ class LedgerMailbox(Mailbox):
         Raises MessageError for what is not a message.
         """
         rows = WaitingMessage.queued(queue, [check_message(message)])
-        command = to_acquire(key, None, policy)
+        commands = to_claim([key], None, policy)
 
         def work(transaction: Transaction) -> ClaimOutcome:
-            [outcome] = self._calls._settle_in(transaction, [command])
+            [outcome] = self._calls._settle_in(transaction, commands)
             if isinstance(outcome, Granted):
                 self._calls._settle_in(transaction, [Complete(outcome.claim)])
                 transaction.keep(rows)

@@ -39,8 +39,3 @@ def probe_answer(probe: Any, message: Message) -> ProbeAnswer:
         )
         return ProbeAnswer("unknown", f"it returned {told}")
     return ProbeAnswer(finding, None)
-
-
-def asked_probe(probe: Any, message: Message) -> Finding:
-    """As `probe_answer`, without the reason."""
-    return probe_answer(probe, message).finding

@@ -126,7 +126,9 @@ class Settler:
         left = [n for n, outcome in enumerate(outcomes) if outcome is None]
         for n in left:
             if isinstance(error, StoreUnavailable):
-                results[n] = _once_more(error)
+                # One for each caller: raising an exception changes its traceback.
+                results[n] = again = StoreUnavailable(*error.args)
+                again.__cause__ = error
             elif len(left) == 1:
                 results[n] = error
             else:
@@ -375,10 +377,3 @@ def _locked(key: Key) -> KeysLocked:
     return KeysLocked(
         f"{key.message_id!r}: another transaction has locked this record; ask again later", {key}
     )
-
-
-def _once_more(error: StoreUnavailable) -> StoreUnavailable:
-    """A copy of the error for one more caller: raising an exception changes its traceback."""
-    again = StoreUnavailable(*error.args)
-    again.__cause__ = error
-    return again

@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -101,12 +102,8 @@ class Heartbeat:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def let_go(self, claim: Claim) -> Claim:
-        """Stop extending; return the claim as it was last extended."""
-        return self.let_go_many([claim])[0]
-
-    def let_go_many(self, claims: Sequence[Claim]) -> list[Claim]:
-        """The same for each of these."""
+    def let_go(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Stop extending these; return them as they were last extended."""
         with self._lock:
             return [self._held.pop(claim.identity, (claim,))[0] for claim in claims]
 
@@ -245,6 +242,7 @@ def store_outage(**values: Any) -> Outage:
     )
 
 
+@dataclass(eq=False)
 class ClaimKeeper:
     """Keeps claims: `heartbeat` extends them while their handlers run, and what is written about
     messages that ran is tried again until their leases are over.
@@ -253,19 +251,12 @@ class ClaimKeeper:
     seconds left then.
     """
 
-    def __init__(
-        self,
-        heartbeat: Heartbeat,
-        outage: Outage,
-        stop: threading.Event | None = None,
-        grace_s: float = math.inf,
-    ) -> None:
-        self._heartbeat = heartbeat
-        self._outage = outage
-        self._stop = stop
-        self._grace_s = grace_s
-        self._stopped_by = math.inf
-        """When the grace is over."""
+    _heartbeat: Heartbeat
+    _outage: Outage
+    _stop: threading.Event | None = None
+    _grace_s: float = math.inf
+    _stopped_by: float = math.inf
+    """When the grace is over."""
 
     def is_good(self, claim: Claim) -> bool:
         """Whether the claim is surely still live."""
@@ -286,9 +277,13 @@ class ClaimKeeper:
             try:
                 answer = await attempt()
             except away as error:
-                tries_until = tries_until or process_clock.monotonic() + ENDLESS_S
+                now = process_clock.monotonic()
+                tries_until = tries_until or now + ENDLESS_S
+                if self._stop is not None and self._stop.is_set():
+                    self._stopped_by = min(self._stopped_by, now + self._grace_s)
                 until = self._heartbeat.good_until(claims)
-                if not self._may_wait(tries_until if until == math.inf else until):
+                until = tries_until if until == math.inf else until
+                if now + PAUSE_S >= min(until, self._stopped_by):
                     raise
                 if isinstance(error, StoreUnavailable):
                     # A record that is contended keeps no other from being written.
@@ -297,9 +292,3 @@ class ClaimKeeper:
                 self._outage.over("ends")
                 return answer
             await driver.pause(PAUSE_S)
-
-    def _may_wait(self, until: float) -> bool:
-        now = process_clock.monotonic()
-        if self._stop is not None and self._stop.is_set():
-            self._stopped_by = min(self._stopped_by, now + self._grace_s)
-        return now + PAUSE_S < min(until, self._stopped_by)

@@ -53,20 +53,20 @@ from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
 from oncely.core.verdicts import Counted, Delay, End, Ending
-from oncely.core.waiting import WaitingMessage
+from oncely.core.waiting import QueuedRow, WaitingMessage
 from oncely.ledger.arguments import (
     Write,
     acquire_again,
     acquire_for,
     new_token,
     renewed,
-    to_acquire,
+    to_claim,
 )
 from oncely.ledger.async_ledger import AsyncDriver
 from oncely.ledger.driver import Driver, SyncDriver
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import Mailbox
-from oncely.ledger.probing import asked_probe
+from oncely.ledger.probing import probe_answer
 from oncely.lifecycle.heartbeat import AWAY, ClaimKeeper, shared_heartbeat, store_outage
 from oncely.lifecycle.results import (
     JSON,
@@ -270,8 +270,8 @@ class Lifecycle:
             await self.finish(driver, handled)
         for turn, record in doubted:
             message = turn.probed() or Message(record.key.message_id)
-            finding = await driver.run(asked_probe, self.policy.on_in_doubt, message)
-            turn.asks(acquire_again(turn, finding, record))
+            answer = await driver.run(probe_answer, self.policy.on_in_doubt, message)
+            turn.asks(acquire_again(turn, answer.finding, record))
         if failed:
             await self._note_failures(driver, turns, failed)
         if doubted:
@@ -325,7 +325,7 @@ class Lifecycle:
         """Whether the store takes a claim that is as usual as can be; it is given back."""
         key = Key(self.consumer, f"oncely-{new_token():x}")
         try:
-            [outcome] = await driver.settle([to_acquire(key, None, self.policy)])
+            [outcome] = await driver.settle(to_claim([key], None, self.policy))
             if isinstance(outcome, Granted):
                 await driver.settle([Release(outcome.claim)])
         except StoreError:
@@ -338,7 +338,7 @@ class Lifecycle:
             if not self._retention.is_stored:
                 await driver.run(self.keep_retention)
         except BaseException:
-            newest = self.heartbeat.let_go_many(claims)
+            newest = self.heartbeat.let_go(claims)
             await driver.settle([Release(claim) for claim in newest])
             raise
 
@@ -424,7 +424,8 @@ class Lifecycle:
             self.end(turn)
             if turn.refusal is None:
                 turn.stored()
-                self._note_removed(turn)
+                if removed := self._removed(turn):
+                    removed.is_over = True
 
     async def give_back(self, driver: Driver, turns: Sequence[Turn]) -> None:
         """Give these back: this process stops before their handlers have ended."""
@@ -506,13 +507,13 @@ class Lifecycle:
                 turn.fenced()
             else:
                 turn.stored()
-                if turn.queued is not None:
-                    self._note_removed(turn)
+                if turn.queued is not None and (removed := self._removed(turn)):
+                    removed.is_over = True
         return left
 
     def let_go(self, turns: Sequence[Turn]) -> Sequence[Claim]:
         """Extend the claims of these no longer; return them as they were last extended."""
-        return self.heartbeat.let_go_many([*filter(None, map(_claim_of, turns))])
+        return self.heartbeat.let_go([*filter(None, map(_claim_of, turns))])
 
     def _give_up(self, turns: Sequence[Turn], error: StoreError) -> None:
         """The leases are over: what happened is in doubt."""
@@ -531,9 +532,8 @@ class Lifecycle:
     def _write(self, turn: Turn, claim: Claim, ending: Ending) -> Write:
         """What is stored of a turn's end: its command, and what is kept and removed with it."""
         sent = turn.sent()
-        removed: Sequence[WaitingMessage] = ()
-        if turn.queued is not None and self._is_removed(turn):
-            removed = self._rows_in_queue([turn])
+        queued = None if turn.queued is None else self._removed(turn)
+        removed = () if queued is None else (queued.row,)
         if ending.end is End.COMPLETED:
             is_completed = self.completes and not sent
             command: Held = (Complete if is_completed else MarkHandled)(claim, turn.result)
@@ -549,28 +549,16 @@ class Lifecycle:
 
     # ---- What was taken from a queue in the same database ----------------------------------------
 
-    def _note_removed(self, turn: Turn) -> None:
-        """The end of this turn is stored: where its message was taken from a queue in the ledger's
-        database, the same commit has removed it there.
-        """
-        if self._is_removed(turn):
-            self._note_gone(turn)
+    def _queued(self, turn: Turn) -> QueuedRow | None:
+        """The row that the message was taken from, where that is in the ledger's database."""
+        row = turn.queued
+        return row if row is not None and row.database_id == self.ledger.database_id else None
 
-    def _is_removed(self, turn: Turn) -> bool:
-        """Whether the end of this turn removes the message from its queue."""
-        if turn.queued is None or turn.ending is None:
-            return False
-        end = turn.ending.end
-        return end is End.COMPLETED or (self.retry_queue is not None and end in _KEPT)
-
-    def _rows_in_queue(self, turns: Sequence[Turn]) -> list[WaitingMessage]:
-        """The rows that these were taken from, as far as they are in the ledger's database."""
-        queued = [turn.queued for turn in turns if turn.queued is not None]
-        return [each.row for each in queued if each.database_id == self.ledger.database_id]
-
-    def _note_gone(self, turn: Turn) -> None:
-        if turn.queued is not None and self._rows_in_queue([turn]):
-            turn.queued.is_over = True
+    def _removed(self, turn: Turn) -> QueuedRow | None:
+        """The same, where the commit that ends this turn removes it."""
+        end = turn.ending.end if turn.ending else End.LEFT
+        is_removed = end is End.COMPLETED or (self.retry_queue is not None and end in _KEPT)
+        return self._queued(turn) if is_removed else None
 
     # ---- Messages that did not run -------------------------------------------------------------
 
@@ -590,8 +578,9 @@ class Lifecycle:
                 for row in self.retry_queue.rows_of(turn):
                     is_new = row.is_set_aside and not turn.is_known_dead
                     (dead if is_new else waiting).append(row)
-            mailbox = Mailbox(driver.calls)
-            await driver.run(mailbox.keep, waiting, dead, self._rows_in_queue(turns))
+            queued = [*filter(None, map(self._queued, turns))]
+            taken = [each.row for each in queued]
+            await driver.run(Mailbox(driver.calls).keep, waiting, dead, taken)
         except StoreDenied:
             raise
         except StoreError as error:
@@ -609,8 +598,8 @@ class Lifecycle:
             for turn in turns:
                 turn.left_in_doubt()
             return turns
-        for turn in turns:
-            self._note_gone(turn)
+        for each in queued:
+            each.is_over = True
         return []
 
     async def _refuse_others(self, driver: Driver, turns: Sequence[Turn]) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self, cast
 
 from oncely._util.crash_points import reached
@@ -70,12 +69,7 @@ class Work:
             self._let_go()
             raise
 
-    def __exit__(
-        self,
-        _: type[BaseException] | None,
-        error: BaseException | None,
-        __: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         run_inline(self._leave(error))
 
     async def __aenter__(self) -> Self:
@@ -87,12 +81,7 @@ class Work:
             self._let_go()
             raise
 
-    async def __aexit__(
-        self,
-        _: type[BaseException] | None,
-        error: BaseException | None,
-        __: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self._leave(error)
 
     async def _begin(self, driver: Driver) -> None:

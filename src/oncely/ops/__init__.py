@@ -1,74 +1,9 @@
 """What operators ask and do, as functions over a ledger: the only door of the command
 line and the dashboard.
+
+The names stand in `__init__.pyi`; each is imported when it is first asked for.
 """
 
-from oncely.core.state_words import IN_DOUBT as IN_DOUBT
-from oncely.core.state_words import RESETTABLE as RESETTABLE
-from oncely.core.state_words import STATES as STATES
-from oncely.ops.activity import FoundActivity as FoundActivity
-from oncely.ops.activity import Point as Point
-from oncely.ops.activity import Rates as Rates
-from oncely.ops.activity import activity as activity
-from oncely.ops.activity import check_kept as check_kept
-from oncely.ops.activity import workers as workers
-from oncely.ops.auditing import Changed as Changed
-from oncely.ops.decisions import Probed as Probed
-from oncely.ops.decisions import forget as forget
-from oncely.ops.decisions import happened as happened
-from oncely.ops.decisions import not_happened as not_happened
-from oncely.ops.decisions import probe as probe
-from oncely.ops.decisions import reset as reset
-from oncely.ops.found import FoundMessages as FoundMessages
-from oncely.ops.found import first as first
-from oncely.ops.known import EXACT as EXACT
-from oncely.ops.letters import FoundGroups as FoundGroups
-from oncely.ops.letters import dead_letters as dead_letters
-from oncely.ops.letters import discard_letters as discard_letters
-from oncely.ops.letters import letter as letter
-from oncely.ops.letters import letter_as_dict as letter_as_dict
-from oncely.ops.letters import letter_group as letter_group
-from oncely.ops.letters import letter_groups as letter_groups
-from oncely.ops.letters import letters_numbered as letters_numbered
-from oncely.ops.letters import letters_to_export as letters_to_export
-from oncely.ops.letters import retry_letters as retry_letters
-from oncely.ops.overview import LATE_S as LATE_S
-from oncely.ops.overview import LedgerOverview as LedgerOverview
-from oncely.ops.overview import Snag as Snag
-from oncely.ops.overview import overview as overview
-from oncely.ops.records import Details as Details
-from oncely.ops.records import Searched as Searched
-from oncely.ops.records import Selected as Selected
-from oncely.ops.records import Selection as Selection
-from oncely.ops.records import details as details
-from oncely.ops.records import doubts as doubts
-from oncely.ops.records import find as find
-from oncely.ops.records import record_as_dict as record_as_dict
-from oncely.ops.records import search as search
-from oncely.ops.records import select as select
-from oncely.ops.records import word_for as word_for
-from oncely.ops.status import Backlogs as Backlogs
-from oncely.ops.status import Status as Status
-from oncely.ops.status import Summary as Summary
-from oncely.ops.status import backlogs as backlogs
-from oncely.ops.status import status as status
-from oncely.ops.story import Chapter as Chapter
-from oncely.ops.story import story as story
-from oncely.ops.upkeep import policy_retentions as policy_retentions
-from oncely.ops.upkeep import problems as problems
-from oncely.ops.upkeep import purge as purge
-from oncely.ops.upkeep import retentions as retentions
-from oncely.ops.waiting import MOST_UNSENT as MOST_UNSENT
-from oncely.ops.waiting import FoundUnsent as FoundUnsent
-from oncely.ops.waiting import cancel as cancel
-from oncely.ops.waiting import discard_unsent as discard_unsent
-from oncely.ops.waiting import queued as queued
-from oncely.ops.waiting import refused_numbered as refused_numbered
-from oncely.ops.waiting import run_now as run_now
-from oncely.ops.waiting import send_again as send_again
-from oncely.ops.waiting import send_every_again as send_every_again
-from oncely.ops.waiting import unsent as unsent
-from oncely.ops.waiting import unsent_as_dict as unsent_as_dict
-from oncely.ops.waiting import unsent_messages as unsent_messages
-from oncely.ops.waiting import waiting as waiting
-from oncely.ops.waiting import waiting_as_dict as waiting_as_dict
-from oncely.ops.waiting import waiting_key as waiting_key
+from oncely._util.lazy_names import lazily
+
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -49,6 +49,16 @@ class AuditCounts:
     """Why the counts are not in the audit, where they could not be kept there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Removed(Generic[Item]):
+    """What a purge, or an archiving, has removed."""
+
+    counts: Mapping[str, Item]
+    """By consumer."""
+    audit_error: str | None
+    """Why the counts are not in the audit, where they could not be kept there."""
+
+
 class Refusal(NamedTuple, Generic[Item]):
     """What was left as it is: the record of a key, or the message of a number."""
 

@@ -1,12 +1,18 @@
-"""The consumers that a ledger knows: they have records in it, or messages that wait."""
+"""The consumers that a ledger knows: they have records in it, or messages that wait; and as many of
+its rows as were asked for.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from oncely.core.errors import ConfigError
 from oncely.core.record import State
 from oncely.core.waiting import consumer_of
 from oncely.ledger.ledger import Ledger
 from oncely.stores.store import Tally
+
+Row = TypeVar("Row")
 
 _NOWHERE = (
     "the ledger is in a store without transactions, where no messages wait: the broker has the "
@@ -65,3 +71,9 @@ def check_waits(ledger: Ledger) -> None:
     """Raise ConfigError where the store cannot keep messages that wait."""
     if not ledger.can_defer:
         raise ConfigError(_NOWHERE)
+
+
+def first(rows: Iterable[Row], limit: int) -> tuple[Sequence[Row], bool]:
+    """At most `limit` of the rows, and whether there are more."""
+    found = [*islice(rows, limit + 1)]
+    return found[:limit], len(found) > limit

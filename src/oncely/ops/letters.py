@@ -24,8 +24,7 @@ from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter, digest
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Changed, Noted, change_each
-from oncely.ops.found import first
-from oncely.ops.known import check_known_at_all, check_waits
+from oncely.ops.known import check_known_at_all, check_waits, first
 
 _log = EventLog(__name__)
 
@@ -118,11 +117,8 @@ def retry_letters(
 
 def discard_letters(ledger: Ledger, ids: Sequence[int], **noted: Unpack[Noted]) -> Changed[int]:
     """Remove each; who did it and why is logged, and in the audit. Their records stay."""
-
-    def discard(id_: int, _: Mapping[str, str]) -> int:
-        return ledger.discard_dead(id_)
-
-    return _change(ledger, ids, LETTERS_DISCARDED, LETTERS_DISCARDED, discard, **noted)
+    action = LETTERS_DISCARDED
+    return _change(ledger, ids, action, action, lambda id_, _: ledger.discard_dead(id_), **noted)
 
 
 def _change(

@@ -12,15 +12,22 @@ from oncely.core.errors import ConfigError, MessageError
 from oncely.core.ids import check_id, check_text
 from oncely.core.record import Key, Record
 from oncely.core.rules import Standing, standing
-from oncely.core.state_words import EXHAUSTED, IN_DOUBT, STATES, state_word
+from oncely.core.state_words import EXHAUSTED, state_word
+from oncely.core.state_words import IN_DOUBT as IN_DOUBT  # noqa: PLC0414
+from oncely.core.state_words import RESETTABLE as RESETTABLE  # noqa: PLC0414
+from oncely.core.state_words import STATES as STATES  # noqa: PLC0414
 from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage
 from oncely.ledger.ledger import Ledger
-from oncely.ops.found import first
-from oncely.ops.known import check_known
+from oncely.ops.known import check_known, first
 from oncely.ops.letters import letter_as_dict
 from oncely.ops.waiting import waiting_as_dict
 from oncely.stores.store import Look, Query, Wanted
 
+_AS_THEY_ARE = (
+    *("attempts", "fence", "first_seen", "last_seen", "lease_until", "exhausted", "duplicates"),
+    *("error", "metadata", "result", "fingerprint", "version"),
+)
+"""The fields of a record that JSON has without any change."""
 PATIENCE_S = 0.1
 """How long a search goes on looking, where nothing else is said."""
 _AT_ONCE = 1_000
@@ -213,18 +220,7 @@ def record_as_dict(record: Record, now: float) -> dict[str, Any]:
         "message_id": record.key.message_id,
         "state": record.state.word,
         "standing": standing(record, now).name.lower(),
-        "attempts": record.attempts,
-        "fence": record.fence,
-        "first_seen": record.first_seen,
-        "last_seen": record.last_seen,
-        "lease_until": record.lease_until,
-        "exhausted": record.exhausted,
-        "duplicates": record.duplicates,
-        "error": record.error,
-        "metadata": record.metadata,
-        "result": record.result,
-        "fingerprint": record.fingerprint,
-        "version": record.version,
+        **{name: getattr(record, name) for name in _AS_THEY_ARE},
     }
 
 

@@ -1,7 +1,6 @@
 """All that is known of one message, in the order of time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -39,8 +38,7 @@ class Chapter(NamedTuple):
         return _in_words(self.details, now)
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(NamedTuple):
     """All that is known of one message of a consumer."""
 
     record: Record | None

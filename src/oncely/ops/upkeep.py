@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
@@ -14,7 +13,7 @@ from oncely.core.record import Key
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.recorder import SET_BACK
 from oncely.ops.activity import DAY_S, workers
-from oncely.ops.auditing import Note, audited
+from oncely.ops.auditing import Note, Removed, audited
 from oncely.ops.known import check_known, consumers
 from oncely.ops.status import backlogs
 from oncely.stores.names import Program
@@ -24,16 +23,6 @@ LEASE = Policy().lease
 DAY = timedelta(days=1)
 _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """What a purge has removed."""
-
-    counts: Mapping[str, int]
-    """How many records of each consumer."""
-    audit_error: str | None
-    """Why the count is not in the audit, where it could not be kept there."""
 
 
 def purge(
@@ -46,7 +35,7 @@ def purge(
     on_batch: Callable[[str, int], None] = lambda _, __: None,
     by: str,
     why: str = "",
-) -> Purged:
+) -> Removed[int]:
     """Remove records that were last seen longer ago than their consumer's `retention` here, else
     `older_than`, else the retention of the consumer's own policy.
 
@@ -68,7 +57,7 @@ def purge(
         for name, age in kept.items():
             ledger.purge(age, name, batch, on_batch=partial(count, name))
     ledger.operations.purge_operations(seconds(RETENTION, "retention"))
-    return Purged(counts, tally.audit_error)
+    return Removed(counts, tally.audit_error)
 
 
 def retentions(

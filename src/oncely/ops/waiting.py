@@ -13,8 +13,7 @@ from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, queue_named
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import AuditCounts, Changed, Note, Noted, Refusal, about, audited
 from oncely.ops.decisions import change_keys
-from oncely.ops.found import FoundMessages, first
-from oncely.ops.known import check_known_at_all, check_waits
+from oncely.ops.known import check_known_at_all, check_waits, first
 from oncely.ops.letters import body_fields, masked_fields
 
 _log = EventLog(__name__)
@@ -27,6 +26,14 @@ _SENTENCES = {
 _GONE = "it is not refused, or not there any more"
 MOST_UNSENT = 10_000
 """So many waiting messages, and so many refused ones, are looked at."""
+
+
+class FoundMessages(NamedTuple):
+    """Messages that wait, in the order in which they came."""
+
+    messages: Sequence[WaitingMessage]
+    more: bool
+    """Whether there are others, left out because of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +201,8 @@ def waiting(
     """At most `limit` messages that wait to be tried again; without bodies each has an empty one.
     Raises as `dead_letters` does.
     """
-    check_waits(ledger)
     queue = retries_of("*" if consumer is None else consumer)
-    listed = ledger.mailbox.listed(queue, limit + 1, with_bodies=with_bodies)
-    found = FoundMessages(*first(listed, limit))
+    found = _listed(ledger, queue, limit, with_bodies=with_bodies)
     if not found.messages and consumer is not None:
         check_known_at_all(ledger, consumer, "waiting messages")
     return found

@@ -16,7 +16,6 @@ from oncely.core.waiting import WaitingMessage
 from oncely.stores.memory_tables import MemoryTables, own
 from oncely.stores.notifications import Notifications, ProcessSignal
 from oncely.stores.store import (
-    Backlog,
     CallersTransaction,
     Clock,
     KeyRange,
@@ -57,24 +56,18 @@ class MemoryStore(Store):
 
     def __init__(self, clock: Clock = wall_time) -> None:
         self._clock = clock
-        self.notifications = Notifications(ProcessSignal(), _LOOK_S)
-        self._tables = MemoryTables(clock, self._tell)
+        self._signal = ProcessSignal()
+        self.notifications = Notifications(self._signal, _LOOK_S)
+        self._tables = MemoryTables(clock, self._signal.send)
         self._bindings: set[tuple[str, str]] = set()
         self.start_afresh()
         afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Undo the open transaction of another thread of the parent: called in a forked child."""
-        # Of C, and entered by itself: what a signal handler raises while a condition is entered,
-        # which is Python, would leave that taken.
+        # Of C, as the lock of ProcessSignal.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        """For threads that wait for messages to send."""
         self._tables.roll_back()
-
-    def _tell(self) -> None:
-        self._changed.notify_all()
-        self.notifications.tell()
 
     insert = _alone(MemoryTables.insert)
     horizons = _alone(MemoryTables.horizons)
@@ -99,21 +92,22 @@ class MemoryStore(Store):
     def check_joins(self, source: object) -> None:  # noqa: ARG002 - the protocol's.
         raise never_joined("in memory")
 
-    def backlogs(self) -> Mapping[str, Backlog]:
-        with self._lock:
-            return self._tables.backlogs()
-
-    def listed(self, listing: Listing) -> Iterator[WaitingMessage]:
-        with self._lock:
-            return iter(self._tables.listed(listing))
+    backlogs = _alone(MemoryTables.backlogs)
 
     def free_in_s(self, queue: str) -> float | None:
         with self._lock:
             return self._tables.free_in_s(queue)
 
-    def wait_for_messages(self, timeout_s: float) -> None:
+    def listed(self, listing: Listing) -> Iterator[WaitingMessage]:
         with self._lock:
-            self._changed.wait_for(self._tables.some_can_be_sent, timeout_s)
+            return iter(self._tables.listed(listing))
+
+    def wait_for_messages(self, timeout_s: float) -> None:
+        seen = self._signal.count
+        with self._lock:
+            some_can_be_sent = self._tables.some_can_be_sent()
+        if not some_can_be_sent:
+            self._signal.wait(seen, timeout_s)
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name: all, or none."""

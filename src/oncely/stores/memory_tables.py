@@ -304,11 +304,12 @@ class MemoryTables:
         return found
 
     def listed(self, listing: Listing) -> Sequence[WaitingMessage]:
-        now = self.clock()
+        now, begin = self.clock(), listing.queue.removesuffix("*")
         fitting = [
             row
             for row in self.rows()
-            if _is_of(row.message.queue, listing.queue)
+            if row.message.queue.startswith(begin)
+            and (row.message.queue == begin or begin != listing.queue)
             and row.message.is_set_aside == listing.is_set_aside
         ]
         if not listing.is_set_aside:
@@ -408,10 +409,6 @@ class MemoryTables:
 def _own_message(message: Message) -> Message:
     """A copy that shares no mutable part with the original."""
     return replace(message, headers=dict(message.headers), claim=None)
-
-
-def _is_of(queue: str, asked: str) -> bool:
-    return queue.startswith(asked[:-1]) if asked.endswith("*") else queue == asked
 
 
 def own(record: Record) -> Record:

@@ -34,7 +34,8 @@ class ProcessSignal:
 
     def start_afresh(self) -> None:
         """Leave the lock to the parent: called in a forked child."""
-        # Of C, and entered by itself, as MemoryStore's.
+        # Of C, and entered by itself: what a signal handler raises while a condition is entered,
+        # which is Python, would leave that taken.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
 

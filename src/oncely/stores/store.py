@@ -209,8 +209,8 @@ class Listing(NamedTuple):
 
 
 class Records(Protocol):
-    """Where records are read and written: by itself, as Store says, or in a transaction, as Inside
-    says.
+    """Where records are read and written: by itself, as Store says, or in a transaction, as
+    Transaction says.
 
     The store's own clock decides. A record is seen at the moment of the write, from which its lease
     counts. An insert that has to wait for another transaction may count from before the wait: its
@@ -529,7 +529,7 @@ class Store(Records, Operations, Protocol):
         """
 
     def forget_until(self, horizons: Horizons) -> None:
-        """As Inside says."""
+        """As Transaction says."""
 
     def keep_retention(self, consumer: str, retention_s: float) -> None:
         """Store how long the consumer's records are kept, in place of the retention before."""

@@ -2,7 +2,6 @@
 
 import faulthandler
 import json
-import math
 import os
 import signal
 import sys
@@ -39,7 +38,7 @@ def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.k
     __tracebackhide__ = True
     check_handler(fn, f"kill_at({POINTS[0]!r}, charge, message)")
     name, nth = crash_points.told_point(point, "kill_at")
-    end = _Forked(name, nth, _DEADLINE_S).run(lambda: result_of(fn(*args, **kwargs), "kill_at"))
+    end = _Forked(name, nth).run(lambda: result_of(fn(*args, **kwargs), "kill_at"))
     if end.is_memory_used:
         raise AssertionError(
             f"kill_at: the ledger of {shown_name(fn)} is in memory, and gone with the process; use "
@@ -52,27 +51,12 @@ def kill_at(point: str, fn: Callable[P, object], /, *args: P.args, **kwargs: P.k
         raise error
 
 
-def killed_at(point: str, work: Callable[[], object], nth: int = 1) -> bool:
-    """Whether a process that does `work` was killed when it reached `point` the nth time.
-
-    As `kill_at`, but without a time limit, and it is not an error if the process ends before.
-    Raises AssertionError if `work` raises.
-    """
-    end = _Forked(point, nth, math.inf).run(work)
-    if end.raised is not None or end.status not in (0, -signal.SIGKILL):
-        error = AssertionError(_told(end, "the work"))
-        error.add_note(end.raised[1] if end.raised else "")
-        raise error
-    return end.is_killed
-
-
 class _Forked:
     """A process that does work and is killed at a point, with its report to the parent."""
 
-    def __init__(self, point: str, nth: int, deadline_s: float) -> None:
+    def __init__(self, point: str, nth: int) -> None:
         self.point = point
         self.nth = nth
-        self._deadline_s = deadline_s
         self.status = 0
         """The exit code, or a signal's number, negative."""
         self.is_late = False
@@ -97,7 +81,7 @@ class _Forked:
                 self._do(work, told)
             begun = time.monotonic()
             self.status = _status_of(pid)
-            self.is_late = time.monotonic() - begun >= self._deadline_s
+            self.is_late = time.monotonic() - begun >= _DEADLINE_S
             told.seek(0)
             for line in told:
                 match json.loads(line):
@@ -123,8 +107,7 @@ class _Forked:
                 os.write(told.fileno(), json.dumps(what).encode() + b"\n")
 
         try:
-            if self._deadline_s < math.inf:
-                faulthandler.dump_traceback_later(self._deadline_s, exit=True, file=2)
+            faulthandler.dump_traceback_later(_DEADLINE_S, exit=True, file=2)
             insert = MemoryStore.insert
 
             def told_insert(*args: Any) -> set[Key]:

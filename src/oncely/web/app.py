@@ -27,7 +27,7 @@ from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
 from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
-from oncely.web.pages import failed, letter_changes, lists, messages, record_changes
+from oncely.web.pages import letters, lists, records
 from oncely.web.rendering import STATIC
 from oncely.web.safety_headers import SafetyHeaders
 from oncely.web.site import (
@@ -47,28 +47,28 @@ _Endpoint = Callable[[Request], Response]
 _PAGES: Mapping[str, _Page] = {
     "/": lists.overview,
     "/consumers": lists.consumers,
-    "/failed": failed.letters,
-    "/letter": failed.letter,
+    "/failed": letters.letters,
+    "/letter": letters.letter,
     "/in-doubt": lists.in_doubt,
     "/waiting": lists.waiting,
     "/outbox": lists.outbox,
     "/queues": lists.queues,
-    "/messages": messages.search,
-    "/message": messages.message,
+    "/messages": records.search,
+    "/message": records.message,
     "/workers": lists.workers,
     "/runs": lists.runs,
     "/audit": lists.audit,
 }
 _CHANGES: Mapping[str, _Page] = {
-    "/letters/confirm": letter_changes.LETTER_PAGES.confirm,
-    "/letters/change": letter_changes.LETTER_PAGES.change,
-    "/letters/edit": letter_changes.edit,
-    "/records/confirm": record_changes.RECORD_PAGES.confirm,
-    "/records/change": record_changes.RECORD_PAGES.change,
-    "/waiting/confirm": record_changes.RETRY_PAGES.confirm,
-    "/waiting/change": record_changes.RETRY_PAGES.change,
-    "/unsent/confirm": letter_changes.UNSENT_PAGES.confirm,
-    "/unsent/change": letter_changes.UNSENT_PAGES.change,
+    "/letters/confirm": letters.LETTER_PAGES.confirm,
+    "/letters/change": letters.LETTER_PAGES.change,
+    "/letters/edit": letters.edit,
+    "/records/confirm": records.RECORD_PAGES.confirm,
+    "/records/change": records.RECORD_PAGES.change,
+    "/waiting/confirm": records.RETRY_PAGES.confirm,
+    "/waiting/change": records.RETRY_PAGES.change,
+    "/unsent/confirm": letters.UNSENT_PAGES.confirm,
+    "/unsent/change": letters.UNSENT_PAGES.change,
 }
 _STATUSES: Mapping[type[OncelyError], int] = {
     ConfigError: 400,
@@ -120,7 +120,7 @@ def dashboard(
     )
     routes = [
         *(Route(path, _shown(site, page), methods=["GET"]) for path, page in _PAGES.items()),
-        Route("/failed/export", lambda each: failed.export(Visit(site, each)), methods=["GET"]),
+        Route("/failed/export", lambda each: letters.export(Visit(site, each)), methods=["GET"]),
         *(Route(path, _changed(site, page), methods=["POST"]) for path, page in _CHANGES.items()),
         *(Route(f"{path}/", _without_slash(site, path)) for path in _PAGES if path != "/"),
         Mount("/static", _KeptFiles(directory=STATIC)),

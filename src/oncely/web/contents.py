@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from oncely import ops
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError
-from oncely.core.record import Key, Record
+from oncely.core.record import Key
 from oncely.core.shown import span
 from oncely.ledger.ledger import Ledger
 from oncely.ops import Snag
@@ -68,41 +68,30 @@ def _by_consumer(found: ops.Status) -> Contents:
     return {name: summary.as_dict() for name, summary in shown.items()}
 
 
-class Hour(ops.Point):
-    """What came of messages in an hour of the day."""
-
-    __slots__ = ()
-
-    @property
-    def label(self) -> str:
-        """Below its column in the chart, in UTC; of most hours nothing, for lack of room."""
-        hour = self.began // _HOUR_S % 24
-        return "" if hour % _LABELLED else f"{hour:02}:00"
-
-    @property
-    def height(self) -> int:
-        """Of its column in the chart."""
-        return sum(self[1:])
-
-
 def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents:
     """What was handled and what went wrong, hour by hour and by consumer; as `oncely activity
-    --json` has it.
+    --json` has it. In the chart most hours have no label, for lack of room.
     """
-    _, *counts = Hour._fields
     hours = []
     for number, group in groupby(went_on.points, key=lambda point: point.began // _HOUR_S):
-        found = [*group]
-        sums = (sum(getattr(each, name) for each in found) for name in counts)
-        hours.append(Hour(number * _HOUR_S, *sums))
-    return {
-        "hours": hours,
-        "hour": went_on.hour,
-        "day": _worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
-        "day_count": len(went_on.day),
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+        _, *counts = zip(*group, strict=True)
+        hours.append(ops.Point(number * _HOUR_S, *map(sum, counts)))
+    of_day = [each.began // _HOUR_S % 24 for each in hours]
+    return _kept(
+        ledger,
+        now,
+        hours=hours,
+        labels=["" if hour % _LABELLED else f"{hour:02}:00" for hour in of_day],
+        tallest=max((sum(each[1:]) for each in hours), default=0),
+        hour=went_on.hour,
+        day=_worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
+        day_count=len(went_on.day),
+    )
+
+
+def _kept(ledger: Ledger, now: float, **shown: Any) -> Contents:
+    """What a store keeps for operators, and whether it keeps anything."""
+    return {**shown, "is_kept": ledger.operations.keeps_operations, "now": now}
 
 
 def consumers(ledger: Ledger, found: ops.Status) -> Contents:
@@ -134,7 +123,9 @@ def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Co
         if each.worker.claims and not each.is_alive and each.worker.consumer in names
     )
     return {
-        "records": [(record_mark(each.record), each.as_dict(now)) for each in doubts],
+        "records": [
+            (mark(each.record.key, each.record.version), each.as_dict(now)) for each in doubts
+        ],
         "lost": [*islice(lost, WORKERS)],
         "more": found.more,
         "now": now,
@@ -169,9 +160,7 @@ def waiting(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Con
     """
     found = ops.waiting(ledger, consumer, limit, with_bodies=False)
     return {
-        "messages": [
-            (waiting_mark(each.key), ops.waiting_as_dict(each, now)) for each in found.messages
-        ],
+        "messages": [(mark(each.key), ops.waiting_as_dict(each, now)) for each in found.messages],
         "more": found.more,
         "now": now,
     }
@@ -211,62 +200,34 @@ def queues(waiting: ops.Backlogs) -> Contents:
 def workers(ledger: Ledger, now: float) -> Contents:
     """The processes that work with the ledger; as `oncely workers --json` has them."""
     found = ops.workers(ledger)
-    return {
-        "workers": [each.as_dict() for each in found[:WORKERS]],
-        "count": len(found),
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    shown = [each.as_dict() for each in found[:WORKERS]]
+    return _kept(ledger, now, workers=shown, count=len(found))
 
 
 def runs(ledger: Ledger, limit: int, now: float) -> Contents:
     """The runs on Spark that began last; as `oncely runs --json` has them."""
     found, more = ops.first(ledger.operations.runs(limit + 1), limit)
-    return {
-        "runs": found,
-        "more": more,
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    return _kept(ledger, now, runs=found, more=more)
 
 
 def audit(ledger: Ledger, before: int | None, now: float) -> Contents:
     """What people changed last, or before an entry; as `oncely audit --json` has it."""
     found, more = ops.first(ledger.operations.audit(LIMIT + 1, before), LIMIT)
-    return {
-        "entries": found,
-        "more": more,
-        "is_kept": ledger.operations.keeps_operations,
-        "now": now,
-    }
+    return _kept(ledger, now, entries=found, more=more)
 
 
 # ---- Marks: how a form names records and waiting messages ----------------------------------------
 
 
-def record_mark(record: Record) -> str:
-    """A record as it was when it was shown."""
-    return json.dumps([*record.key, record.version])
+def mark(key: Key, version: int = 0) -> str:
+    """A record as it was when it was shown, which its version says; or a waiting message."""
+    return json.dumps([*key, version])
 
 
-def read_record_mark(text: str) -> tuple[Key, int]:
+def read_mark(text: str) -> tuple[Key, int]:
     """The key and the version. Raises ConfigError for what is not such a mark."""
     try:
         consumer, message_id, version = json.loads(text)
         return Key(str(consumer), str(message_id)), int(version)
     except _UNUSABLE:
         raise ConfigError("record: what the form names is not a record") from None
-
-
-def waiting_mark(key: Key) -> str:
-    """A message that waits for its retry."""
-    return json.dumps([*key])
-
-
-def read_waiting_mark(text: str) -> Key:
-    """The key. Raises ConfigError for what is not such a mark."""
-    try:
-        consumer, message_id = json.loads(text)
-        return Key(str(consumer), str(message_id))
-    except _UNUSABLE:
-        raise ConfigError("record: what the form names is not a waiting message") from None

@@ -132,12 +132,14 @@ def bar(counts: Mapping[str, int]) -> Markup:
     parts, left = [], 0.0
     for word, share in wide.items():
         width = share * _WIDTH / sum(wide.values())
-        rect = Markup('<rect class="{}" x="{}" width="{}" height="{}"/>')
-        parts.append(
-            rect.format(word.replace(" ", "-"), f"{left:.2f}", f"{width:.2f}", f"{_HEIGHT:g}")
-        )
+        parts.append(_rect(word, left, 0, width, _HEIGHT))
         left += width
     return _picture("bar", said, _HEIGHT, parts)
+
+
+def _rect(word: str, x: float, y: float, width: float, height: float) -> Markup:
+    rect = Markup('<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"/>')
+    return rect.format(word.replace(" ", "-"), x, y, width, height)
 
 
 def _picture(kind: str, said: str, height: float, parts: Sequence[Markup]) -> Markup:
@@ -163,10 +165,7 @@ def columns(series: Mapping[str, Sequence[int]], words: Sequence[str], said: str
             if not height:
                 continue
             top -= height
-            rect = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
-            x, w = f"{index * width:.2f}", f"{width * 0.9:.2f}"
-            slug = word.replace(" ", "-")
-            parts.append(rect.format(slug, x, f"{top:.2f}", w, f"{height:.2f}"))
+            parts.append(_rect(word, index * width, top, width * 0.9, height))
     return _picture("columns", said, _TALL, parts) + _axis(words)
 
 

@@ -29,7 +29,7 @@ from oncely.core.turn import Turn, recorded
 from oncely.core.verdicts import Counted, End
 from oncely.core.waiting import retries_of
 from oncely.ledger.driver import run_inline
-from oncely.ledger.probing import asked_probe
+from oncely.ledger.probing import probe_answer
 from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
@@ -274,7 +274,7 @@ class Batches:
         if not callable(probe):
             return self._run(batch, self._policy)
         told = Message(batch.key)
-        match asked_probe(lambda message: probe(message.id), told):
+        match probe_answer(lambda message: probe(message.id), told).finding:
             case "happened":
                 # Until all is completed the batch stays in doubt: after a crash the probe is asked
                 # again.

@@ -1,4 +1,7 @@
-"""Rows of consumers: retention and horizon of each, and what its queue is bound to."""
+"""Rows of consumers: retention and horizon of each, and what its queue is bound to.
+
+A call without a docstring is the one by its name of the Transaction or the Store protocol.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -40,25 +43,22 @@ def insert(
 
 
 def horizons(at: AnyTables, consumers: Collection[str]) -> Horizons:
-    """As the Store protocol says."""
     return at.dialect.horizons(at.link, sorted(consumers)) if consumers else {}
 
 
 def forget_until(at: AnyTables, horizons: Horizons) -> None:
-    """As Inside says. Always in the same order, so that no two purges deadlock."""
+    # Always in the same order, so that no two purges deadlock.
     statement = at.dialect.consumer_written("forgotten_until", only_later=True)
     for consumer, horizon in sorted(horizons.items()):
         at.run(statement, {"consumer": consumer, "value": horizon})
 
 
 def keep_retention(at: AnyTables, consumer: str, retention_s: float) -> None:
-    """As the Store protocol says."""
     statement = at.dialect.consumer_written("retention_s")
     at.run(statement, {"consumer": consumer, "value": retention_s})
 
 
 def retentions(at: AnyTables) -> Mapping[str, float]:
-    """As the Store protocol says."""
     asked = f"SELECT {', '.join(_RETENTION)} FROM {at.dialect.consumers_name}"
     rows = at.run(f"{asked} WHERE retention_s IS NOT NULL").fetchall()
     found = (read(at.dialect.tables.consumers, _RETENTION, row) for row in rows)

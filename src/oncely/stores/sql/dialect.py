@@ -33,8 +33,6 @@ from sqlalchemy import (
     Engine,
     Select,
     Table,
-    bindparam,
-    func,
     literal_column,
     select,
 )
@@ -42,13 +40,12 @@ from sqlalchemy import (
 from oncely._util.chance import CHANCE
 from oncely._util.clock import moved_time
 from oncely.core.cases import Case, Row
-from oncely.core.record import Key, Record
+from oncely.core.record import Key, Record, State
 from oncely.stores.sql.record_rows import (
     LOADED,
     RENEWED,
     Columns,
     batches,
-    completed_since,
     record_of,
 )
 from oncely.stores.sql.table import SqlTables
@@ -242,10 +239,17 @@ class Dialect(ABC):
     def completed(
         self, link: SqlConnection, consumer: str, message_ids: Sequence[str], seen_within_s: float
     ) -> Mapping[str, float]:
-        """One of `batches` of messages, as the Joined protocol says."""
+        """One of `batches` of messages, as the CallersTransaction protocol says."""
         since = self.time(link) - seen_within_s
         keys = [Key(consumer, message_id) for message_id in message_ids]
-        return completed_since(self.rows_of(link, keys, locks=False), since)
+        # To make records of the rows would take longer than to read them.
+        return {
+            message_id: first_seen
+            for _, message_id, status, _, _, first_seen, last_seen, *_ in self.rows_of(
+                link, keys, locks=False
+            )
+            if status == State.COMPLETED.value and last_seen > since
+        }
 
     def _rows_by_batch(
         self, link: SqlConnection, keys: Collection[Key], *, locks: bool
@@ -548,13 +552,6 @@ class Dialect(ABC):
     def epoch(self, column: str) -> ColumnElement[float]:
         """A time as seconds since 1970."""
         return literal_column(self.epoch_text(column))
-
-    def holds_text(self, text: str) -> ColumnElement[bool]:
-        """Whether the message id contains `text`, compared character by character."""
-        position: ColumnElement[int] = getattr(func, self.position)(
-            self.table.c.message_id, bindparam(None, text)
-        )
-        return position > 0
 
     def time(self, link: SqlConnection) -> float:
         """The time, in seconds since 1970."""

@@ -1,4 +1,4 @@
-"""Foreign: transactions that callers began, one class for each kind of connection."""
+"""Transactions that callers began, one class for each kind of connection."""
 
 import sqlite3
 from abc import ABC, abstractmethod

@@ -134,7 +134,7 @@ class _JoinedSqlTransaction(SqlTransaction):
 
 
 class _JoinedSqlConnection:
-    """The Link to a caller's transaction."""
+    """A SqlConnection in a caller's transaction."""
 
     is_left = False
     """Whether the block that joined it was left."""

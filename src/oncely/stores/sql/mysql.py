@@ -4,7 +4,6 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, lru_cache
 from typing import Any
 
 from pymysql.constants import CR, ER
@@ -36,8 +35,10 @@ from oncely.stores.sql.record_rows import (
 )
 from oncely.stores.store import Believed
 
-_Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
-"""Builds a statement from the columns that differ from row to row, and those that do not."""
+_Build = Callable[..., str]
+"""Builds a statement from the columns that differ from row to row, and those that do not; and from
+what else the statement depends on.
+"""
 
 # Else a column of a JSON document has only the letters of the database's default.
 _TEXT = "LONGTEXT CHARACTER SET utf8mb4"
@@ -143,31 +144,27 @@ class Mysql(Dialect):
     # The server does not compare rows by an index.
     after_in_order = "(d.held_until > {0} OR d.held_until = {0} AND d.id > {1})"
 
-    @cached_property
-    def _insertion_text(self) -> Callable[[tuple[str, ...], int], str]:
-        return lru_cache(self._build_insertion)
-
     @property
     def moment(self) -> str:
         return _NOW.format(_UTC if self.is_inside else "SYSDATE(6)")
 
     def insert(self, link: SqlConnection, case: Case) -> set[Key]:
-        rows = columns_of(case)
-        if self.is_inside or rows.rows <= _FEW:
+        rows, count = columns_of(case), len(case.rows)
+        if self.is_inside or count <= _FEW:
             varying = {
                 f"{name}_{n}": value
                 for name, of in rows.varying.items()
                 for n, value in enumerate(of)
             }
-            statement = self._insertion_text(tuple(rows.varying), rows.rows)
+            statement = self._text(self._build_insertion, tuple(rows.varying), count)
             cursor = _execute(link, statement, {**rows.constant, **varying, "now": self.now()})
         else:
             cursor = self._executed(link, self._build_insert, rows)
         if self.is_inside:
             # Whether the row count includes existing rows depends on the session.
-            has_inserted_all = rows.rows == 1 and bool(cursor.lastrowid)
+            has_inserted_all = count == 1 and bool(cursor.lastrowid)
         else:
-            has_inserted_all = cursor.rowcount == rows.rows
+            has_inserted_all = cursor.rowcount == count
         if has_inserted_all:
             return {row[0] for row in case.rows}
         # No two inserts under one key have the same version: these are ours.
@@ -282,8 +279,9 @@ class Mysql(Dialect):
         return Fault.UNAVAILABLE if code in _UNAVAILABLE else Fault.OTHER
 
     def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
+        # JSON has no type for bytes.
         encoded = [{**row, "body": b64encode(row["body"]).decode()} for row in rows]
-        self._executed(link, self._build_renewal if renews else self._build_keep, kept(encoded))
+        self._executed(link, self._build_keep, kept(encoded), renews)
 
     def later(self, seconds: str) -> str:
         return f"{self.moment} + INTERVAL {seconds} SECOND"
@@ -363,16 +361,15 @@ class Mysql(Dialect):
         self, link: SqlConnection, rows: Sequence[Believed], *, lock: bool = False
     ) -> set[Key]:
         """The keys of records that the table has in the same version."""
-        suffix = " FOR UPDATE" if lock else ""
-        cursor = self._executed(link, self._build_find, believed(rows), lock=suffix)
+        cursor = self._executed(link, self._build_find, believed(rows), lock)
         return {Key(*row) for row in cursor.fetchall()}
 
-    def _executed(self, link: SqlConnection, build: _Build, rows: Columns, lock: str = "") -> Any:
+    def _executed(self, link: SqlConnection, build: _Build, rows: Columns, *more: bool) -> Any:
         """A cursor that has executed the statement for these rows."""
-        varying, constant, _ = rows
+        varying, constant = rows
         # Not ASCII only: the server would have to decode an escape for every other character.
         text = json.dumps(list(zip(*varying.values(), strict=True)), ensure_ascii=False)
-        statement = self._text(build, tuple(varying), tuple(constant)) + lock
+        statement = self._text(build, tuple(varying), tuple(constant), *more)
         return _execute(link, statement, {**constant, "rows": text, "now": self.now()})
 
     # ---- Statements ----------------------------------------------------------------------------
@@ -408,10 +405,9 @@ class Mysql(Dialect):
         # nothing; LAST_INSERT_ID then says that no id was given.
         return f"INSERT {written} ON DUPLICATE KEY UPDATE fence = fence + LAST_INSERT_ID(0)"
 
-    def _build_keep(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
-        return f"INSERT IGNORE {self._kept(varying)}"
-
-    def _build_renewal(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
+    def _build_keep(self, varying: tuple[str, ...], _: tuple[str, ...], renews: bool) -> str:
+        if not renews:
+            return f"INSERT IGNORE {self._kept(varying)}"
         names = (*RENEWED, "updated_at", "due_at", "held_until")
         renewed = ", ".join(f"{name} = VALUES({name})" for name in names)
         # After a joined table, ON would begin the condition of the join: WHERE separates the two.
@@ -420,7 +416,6 @@ class Mysql(Dialect):
     def _kept(self, varying: tuple[str, ...]) -> str:
         value = _values(varying)
         given = {name: value[name] for name in WAITING}
-        # JSON has no type for bytes.
         given["body"] = f"FROM_BASE64({value['body']})"
         due_at = f"c.now + INTERVAL {value['delay_s']} SECOND"
         return (
@@ -443,9 +438,9 @@ class Mysql(Dialect):
     def _build_removal(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         return f"DELETE t FROM {self._joined(varying)} {_where_unchanged(_values(varying))}"
 
-    def _build_find(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
-        unchanged = _where_unchanged(_values(varying))
-        return f"SELECT t.provider, t.message_id FROM {self._joined(varying)} {unchanged}"
+    def _build_find(self, varying: tuple[str, ...], _: tuple[str, ...], lock: bool) -> str:
+        which = f"{_where_unchanged(_values(varying))}{' FOR UPDATE' if lock else ''}"
+        return f"SELECT t.provider, t.message_id FROM {self._joined(varying)} {which}"
 
     def _build_load(self, varying: tuple[str, ...], _: tuple[str, ...]) -> str:
         where = _where_key(_values(varying))

@@ -1,4 +1,7 @@
-"""What operators look back at, and a worker's signs of life: the same on all databases."""
+"""What operators look back at, and a worker's signs of life: the same on all databases.
+
+The calls are those of the Store protocol, in the transaction that is open.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +21,6 @@ _COLUMNS = {"consumer": "provider", "by": "changed_by"}
 
 
 def keep_worker(at: OwnTables, worker: Worker, activity: Sequence[Activity]) -> float | None:
-    """As the Store protocol says, in the transaction that is open."""
     tables, now = at.dialect.tables, at.dialect.time(at.link)
     c = tables.workers.c
     known = at.dialect.selected(at.link, select(c.started, c.seen).where(c.id == worker.id))
@@ -31,20 +33,17 @@ def keep_worker(at: OwnTables, worker: Worker, activity: Sequence[Activity]) -> 
 
 
 def forget_worker(at: OwnTables, id_: str) -> None:
-    """As the Store protocol says."""
     workers = at.dialect.tables.workers
     at.link.execute(delete(workers).where(workers.c.id == id_))
 
 
 def workers(at: OwnTables) -> list[Worker]:
-    """As the Store protocol says."""
     table = at.dialect.tables.workers
     chosen = _of(table, Worker).order_by(table.c.seen.desc(), table.c.id)
     return _read(at, table, Worker, chosen)
 
 
 def activity(at: OwnTables, since: float) -> list[Activity]:
-    """As the Store protocol says."""
     table = at.dialect.tables.activity
     chosen = _of(table, Activity).where(table.c.began >= since)
     in_order = chosen.order_by(table.c.began, table.c.provider, table.c.worker)
@@ -52,20 +51,17 @@ def activity(at: OwnTables, since: float) -> list[Activity]:
 
 
 def keep_run(at: OwnTables, run: Run) -> None:
-    """As the Store protocol says, in the transaction that is open."""
     row = {**_row(run), "totals": json.dumps(dict(run.totals))}
     _put(at.link, at.dialect.tables.runs, ("id",), row)
 
 
 def runs(at: OwnTables, limit: int = 50) -> list[Run]:
-    """As the Store protocol says."""
     table = at.dialect.tables.runs
     chosen = _of(table, Run).order_by(table.c.began.desc(), table.c.id).limit(limit)
     return _read(at, table, Run, chosen)
 
 
 def note(at: OwnTables, entry: AuditEntry) -> int:
-    """As the Store protocol says, in the transaction that is open."""
     row = _row(entry._replace(at=at.dialect.time(at.link)))
     del row["id"]
     done = at.link.execute(insert(at.dialect.tables.audit).values(**row))
@@ -74,14 +70,12 @@ def note(at: OwnTables, entry: AuditEntry) -> int:
 
 
 def note_counts(at: OwnTables, id_: int, changed: int, refused: int | None) -> None:
-    """As the Store protocol says, in the transaction that is open."""
     table = at.dialect.tables.audit
     counts = update(table).values(changed=changed, refused=refused)
     at.link.execute(counts.where(table.c.id == id_))
 
 
 def audit(at: OwnTables, limit: int = 100, before: int | None = None) -> list[AuditEntry]:
-    """As the Store protocol says."""
     table = at.dialect.tables.audit
     chosen = _of(table, AuditEntry).order_by(table.c.id.desc()).limit(limit)
     if before is not None:
@@ -90,7 +84,6 @@ def audit(at: OwnTables, limit: int = 100, before: int | None = None) -> list[Au
 
 
 def purge(at: OwnTables, older_than_s: float) -> int:
-    """As `Store.purge_operations` says, in the transaction that is open."""
     tables, until = at.dialect.tables, at.dialect.time(at.link) - older_than_s
     return sum(
         at.link.execute(delete(table).where(moment < until)).rowcount

@@ -374,11 +374,13 @@ class Postgresql(Dialect):
         return Fault.UNAVAILABLE if "OperationalError" in kinds else Fault.OTHER
 
     def keep(self, link: SqlConnection, rows: Sequence[Mapping[str, Any]], *, renews: bool) -> None:
-        build = self._build_renewal if renews else self._build_keep
-        self._executed(link, build, kept(rows), tells=self._is_to_tell())
+        varying, constant = kept(rows)
+        statement = self._text(self._build_keep, tuple(varying), tuple(constant), renews)
+        values = {**varying, **constant, "now": self.now(), "tells": self._is_to_tell()}
+        self._execute(link, statement, values, prepare=True)
 
     def put(self, link: SqlConnection, rows: Columns) -> None:
-        varying, constant, _ = rows
+        varying, constant = rows
         statement = self._text(self._build_put, tuple(varying), tuple(constant))
         values = {**varying, **constant, "now": self.now(), "tells": self._is_to_tell()}
         # ON CONFLICT, which would skip existing rows, would cost a third of the time.
@@ -448,12 +450,12 @@ class Postgresql(Dialect):
     # ---- Statements ----------------------------------------------------------------------------
 
     def _executed(
-        self, link: SqlConnection, build: _Build, rows: Columns, **more: Any
+        self, link: SqlConnection, build: _Build, rows: Columns
     ) -> "psycopg.Cursor[tuple[Any, ...]]":
         """A cursor that has executed the statement for these rows."""
-        varying, constant, _ = rows
+        varying, constant = rows
         statement = self._text(build, tuple(varying), tuple(constant))
-        values = {**varying, **constant, "now": self.now(), **more}
+        values = {**varying, **constant, "now": self.now()}
         return self._execute(link, statement, values, prepare=True)
 
     def _execute(
@@ -519,12 +521,6 @@ class Postgresql(Dialect):
         found = f"FROM {rows}, {self.name} AS t {_THIS}"
         return f"SELECT {self._loaded}, {at} {found} FOR UPDATE OF t"
 
-    def _build_keep(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return self._keeping(varying, constant, renews=False)
-
-    def _build_renewal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return self._keeping(varying, constant, renews=True)
-
     def _build_put(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         columns = (*varying, *constant)
         arrays = ", ".join(f"%({name})b::{_type(name)}[]" for name in varying)
@@ -538,7 +534,7 @@ class Postgresql(Dialect):
             f" SELECT {given.removeprefix(', ')}, c.now, c.now, c.now, {self.always} FROM c{source}"
         )
 
-    def _keeping(self, varying: tuple[str, ...], constant: tuple[str, ...], *, renews: bool) -> str:
+    def _build_keep(self, varying: tuple[str, ...], constant: tuple[str, ...], renews: bool) -> str:
         due_at = "now + delay_s * interval '1 second'"
         columns = ", ".join(WAITING)
         # Notified in the same statement: a separate one would cost another exchange.

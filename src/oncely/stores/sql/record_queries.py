@@ -1,4 +1,7 @@
-"""Reading many records: windows, pages and ranges of them, what they add up to, and purging."""
+"""Reading many records: windows, pages and ranges of them, what they add up to, and purging.
+
+A call without a docstring is the one by its name of the Store protocol.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +13,7 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     and_,
+    bindparam,
     case,
     exists,
     func,
@@ -44,22 +48,19 @@ _NONE = Tally(0, 0, 0.0, 0, is_estimate=True)
 _Columns = ColumnCollection[str, Any]
 
 
-def longest_unseen(at: OwnTables, query: Query) -> Sequence[Record]:
-    """As `Store.scan` says."""
+def scan(at: OwnTables, query: Query) -> Sequence[Record]:
     c = at.dialect.table.c
     chosen = _records(at.dialect).where(fitting(at.dialect, query, at.dialect.time(at.link)))
     return _read(at, chosen.order_by(c.last_processed_at, c.id).limit(query.limit))
 
 
 def of_message(at: OwnTables, message_id: str) -> Sequence[Record]:
-    """As the Store protocol says."""
     c = at.dialect.table.c
     chosen = _records(at.dialect).where(c.message_id == message_id)
     return _read(at, chosen.order_by(c.provider))
 
 
 def window(at: OwnTables, look: Look) -> Window:
-    """As the Store protocol says."""
     states = {query.state for query in look.fits}
     c, now = at.dialect.table.c, at.dialect.time(at.link)
     # Whether a record fits is not a condition: the database would go on reading until enough fit.
@@ -240,7 +241,9 @@ def fitting(dialect: Dialect, query: Query, now: float) -> ColumnElement[bool]:
     if query.state is not None:
         conditions += _in_states(dialect, [query.state])
     if query.text is not None:
-        conditions.append(dialect.holds_text(query.text))
+        # Compared character by character.
+        position = getattr(func, dialect.position)(c.message_id, bindparam(None, query.text))
+        conditions.append(position > 0)
     if query.lease_over:
         conditions.append(dialect.epoch("lease_until") <= now)
     if query.exhausted:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
-from operator import index, itemgetter
+from operator import index
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Table
@@ -69,8 +69,6 @@ class Columns(NamedTuple):
 
     varying: Mapping[str, Sequence[Any]]
     constant: Mapping[str, Any]
-    rows: int
-    """How many."""
 
 
 _STATES = {state.value: state for state in State}
@@ -117,18 +115,6 @@ def record_of(table: Table, row: Sequence[Any]) -> Record:
         raise
 
 
-def completed_since(rows: Iterable[Sequence[Any]], since: float) -> dict[str, float]:
-    """Of rows of `LOADED` that are completed and were last seen after `since`, the message ids and
-    when each was first seen. To make records of the rows would take longer than to read them.
-    """
-    is_completed = State.COMPLETED.value
-    return {
-        message_id: first_seen
-        for _, message_id, status, _, _, first_seen, last_seen, *_ in rows
-        if status == is_completed and last_seen > since
-    }
-
-
 def columns_of(case: Case) -> Columns:
     """The values that an insert writes, or an update; and those that the update looks for:
     `message_id`, `provider`, `believed`.
@@ -150,9 +136,8 @@ def columns_of(case: Case) -> Columns:
         else:
             columns[column] = [None if each is None else write(each) for each in own[name]]
     if len(keys) == 1:
-        return Columns(
-            {}, dict(zip(columns, map(itemgetter(0), columns.values()), strict=True)) | constant, 1
-        )
+        [row] = zip(*columns.values(), strict=True)
+        return Columns({}, dict(zip(columns, row, strict=True)) | constant)
     return split_columns(columns, constant)
 
 
@@ -188,14 +173,12 @@ def split_columns(
     """The same for values that are in columns already; and what is `constant` in all rows."""
     varying: dict[str, Sequence[Any]] = {}
     same = {**constant}
-    count = 0
     for name, values in columns.items():
-        count = len(values)
-        if values.count(values[0]) == count:
+        if values.count(values[0]) == len(values):
             same[name] = values[0]
         else:
             varying[name] = list(values)
-    return Columns(varying, same, count)
+    return Columns(varying, same)
 
 
 def batches(items: Sequence[T], weigh: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from copy import copy
-from functools import wraps
+from functools import partial, wraps
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
@@ -165,7 +165,7 @@ class SqlStore:
         other._engine = self._engine_beside
         return other
 
-    scan = _reading(reading.longest_unseen)
+    scan = _reading(reading.scan)
     of_message = _reading(reading.of_message)
     window = _reading(reading.window)
     key_ranges = _reading(reading.key_ranges)
@@ -219,7 +219,7 @@ class SqlStore:
         from oncely.stores.sql.joining import joined
 
         kind = self._engine.dialect.name
-        return joined(connection, self._dialect, kind, self._error_in)
+        return joined(connection, self._dialect, kind, partial(self._error, is_joined=True))
 
     def check_joins(self, source: object) -> None:
         check_joined_source(source, self._engine.url, self._name)
@@ -532,40 +532,31 @@ class SqlStore:
                 connection.invalidate()
         return self._error(error, fault)
 
-    def _error_in(self, error: Exception, fault: Fault) -> Exception:
-        """The same inside a caller's transaction, on the caller's connection."""
+    def _error(self, error: Exception, fault: Fault, *, is_joined: bool = False) -> Exception:
+        """The same, where the connection stays; it `is_joined` where it is a caller's."""
+        text = self._text(error)
         match fault:
             case Fault.ROLLED_BACK:
-                return ContentionError(self._text(error))
+                return ContentionError(text)
             case Fault.NO_TABLE:
-                # The ledger's own database may have the table.
+                # The ledger's own database may have the table that a caller's lacks.
+                elsewhere = " in the database of this transaction; open the ledger on that database"
+                what_to_do = f"{elsewhere}, and" if is_joined else "; call migrate() first, or"
                 return StoreError(
-                    f"the ledger's table {self._name.table} is missing or of an older version in "
-                    "the database of this transaction; open the ledger on that database, and "
-                    "type: oncely migrate"
-                )
-            case Fault.DENIED:
-                # The role of the transaction is not that of the ledger.
-                return StoreDenied(f"{self._text(error)}; {self._dialect.denied}")
-            case _:
-                return self._error(error, fault)
-
-    def _error(self, error: Exception, fault: Fault) -> Exception:
-        match fault:
-            case Fault.NO_TABLE:
-                return StoreError(
-                    f"the ledger's table {self._name.table} is missing or of an older version; "
-                    "call migrate() first, or type: oncely migrate"
+                    f"the ledger's table {self._name.table} is missing or of an older version"
+                    f"{what_to_do} type: oncely migrate"
                 )
             case Fault.LOCKED:
-                return KeysLocked(self._text(error))
+                return KeysLocked(text)
             case Fault.LOST | Fault.READ_ONLY | Fault.UNAVAILABLE:
-                return StoreUnavailable(self._text(error))
+                return StoreUnavailable(text)
             case Fault.DENIED:
-                text = self._text(error)
-                return StoreDenied(f"{text}; {self._denied(text)}")
+                # The role of a caller's transaction is not that of the ledger.
+                return StoreDenied(
+                    f"{text}; {self._dialect.denied if is_joined else self._denied(text)}"
+                )
             case _:
-                return StoreError(self._text(error))
+                return StoreError(text)
 
     def _denied(self, text: str) -> str:
         """What to type after an error with that text."""

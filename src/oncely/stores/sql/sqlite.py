@@ -231,7 +231,7 @@ class Sqlite(Dialect):
         return {Key(*row) for row in self._execute(link, self._build_find, believed(rows))}
 
     def _execute(self, link: SqlConnection, build: _Build, rows: Columns) -> sqlite3.Cursor:
-        varying, constant, _ = rows
+        varying, constant = rows
         values: dict[str, Any] = {**constant, "now": self.now()}
         columns = [*varying.values()]
         if columns:

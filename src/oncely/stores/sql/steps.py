@@ -1,4 +1,4 @@
-"""Finished steps: their statements, for the transaction that is open on a link."""
+"""Finished steps: calls of the Transaction protocol, in the transaction that is open on a link."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -14,7 +14,6 @@ _LOADED = ("provider", "message_id", "name", "result")
 
 
 def steps_of(at: AnyTables, keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
-    """As Inside says."""
     columns = ", ".join(f"d.{name}" for name in _LOADED)
     statement = f"SELECT {columns} {at.dialect.of_keys(at.dialect.steps_name)}"
     found: dict[Key, dict[str, Any]] = {}
@@ -26,7 +25,6 @@ def steps_of(at: AnyTables, keys: Collection[Key]) -> Mapping[Key, Mapping[str, 
 
 
 def keep_step(at: AnyTables, key: Key, name: str, result: Any) -> None:
-    """As Inside says."""
     statement = at.dialect.insert_absent.format(
         f"{at.dialect.steps_name} (message_id, provider, name, created_at, result)"
         f" VALUES (%(message_id)s, %(provider)s, %(name)s, {at.dialect.moment}, %(result)s)"
@@ -44,7 +42,6 @@ def keep_step(at: AnyTables, key: Key, name: str, result: Any) -> None:
 
 
 def forget_steps(at: AnyTables, key: Key) -> None:
-    """As Inside says."""
     this = "message_id = %(message_id)s AND provider = %(provider)s"
     values = {"message_id": key.message_id, "provider": key.consumer}
     at.run(f"DELETE FROM {at.dialect.steps_name} WHERE {this}", values)

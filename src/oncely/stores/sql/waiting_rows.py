@@ -1,6 +1,7 @@
 """Waiting messages: the statements that are the same on all databases.
 
-Each runs in the transaction that is open on a link.
+Each runs in the transaction that is open on a link. A call without a docstring is the one by its
+name of the Transaction or the Store protocol.
 """
 
 import json
@@ -57,7 +58,6 @@ _PAGE = 100
 
 
 def keep(at: AnyTables, messages: Sequence[WaitingMessage], *, renews: bool = False) -> None:
-    """As Inside says."""
     ordered = sorted(messages, key=lambda message: message.position)
     for batch in batches([_row(message) for message in ordered], lambda row: len(row["body"])):
         at.dialect.keep(at.link, batch, renews=renews)
@@ -71,30 +71,14 @@ def put(at: AnyTables, queue: str, messages: Sequence[Message], names: Sequence[
         name if message.key is None else lane_in(queue, message.key)
         for name, message in zip(names, messages, strict=True)
     ]
-    columns = {
-        "name": names,
-        "lane": lanes,
-        "own_id": [message.id for message in messages],
-        "type": [message.type for message in messages],
-        "body": [message.body for message in messages],
-        "headers": [_headers(message) for message in messages],
-        "source": [message.source for message in messages],
-        "sent_at": [message.time and message.time.isoformat() for message in messages],
-        "content_type": [message.content_type for message in messages],
-        "ordering_key": [message.key for message in messages],
-    }
+    content = zip(*map(_content, messages), strict=True)
+    columns = {"name": names, "lane": lanes, **dict(zip(_CONTENT, content, strict=True))}
     rows = split_columns(columns)
     constant = {**_PUT, "queue": queue, **rows.constant}
     at.dialect.put(at.link, rows._replace(constant=constant))
 
 
-def _headers(message: Message) -> str:
-    # Most messages have no headers.
-    return json.dumps(dict(message.headers)) if message.headers else "{}"
-
-
 def waiting(at: AnyTables, keys: Collection[Key]) -> list[WaitingMessage]:
-    """As Inside says."""
     statement = f"SELECT {_columns(at)} {at.dialect.of_keys(at.dialect.waiting_name)}"
     found = [
         _message(at, row)
@@ -117,7 +101,6 @@ def take(
     one_per_lane: bool = False,
     counts: bool = False,
 ) -> list[WaitingMessage]:
-    """As Inside says."""
     among: list[int] | None = None
     if parents is not None:
         # A separate query: joined to the other conditions, planners may begin with those.
@@ -285,14 +268,12 @@ def _first_left(at: AnyTables, queue: str, chosen: Sequence[WaitingMessage]) -> 
 
 
 def remove(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
-    """As Inside says."""
     for batch in batches(messages):
         numbers = _numbers(batch)
         at.run(f"DELETE FROM {at.dialect.waiting_name} WHERE id IN ({numbers})")
 
 
 def held(at: AnyTables, messages: Sequence[WaitingMessage]) -> set[int]:
-    """As Inside says."""
     found: dict[int, tuple[str, int]] = {}
     for batch in batches(messages):
         statement = (
@@ -307,7 +288,6 @@ def held(at: AnyTables, messages: Sequence[WaitingMessage]) -> set[int]:
 
 
 def remove_held(at: AnyTables, messages: Sequence[WaitingMessage]) -> set[int]:
-    """As Inside says."""
     numbers = held(at, messages)
     remove(at, [each for each in messages if _number(each) in numbers])
     if not all(map(is_alone, messages)):
@@ -316,7 +296,6 @@ def remove_held(at: AnyTables, messages: Sequence[WaitingMessage]) -> set[int]:
 
 
 def put_back(at: AnyTables, changes: Sequence[PutBack]) -> None:
-    """As Inside says."""
     later = at.dialect.later("%(retry_s)s")
     free_from = f"CASE WHEN %(retry_s)s > 0 THEN {later} ELSE {at.dialect.always} END"
     written = (
@@ -341,7 +320,6 @@ def put_back(at: AnyTables, changes: Sequence[PutBack]) -> None:
 
 
 def free(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
-    """As Inside says."""
     content = ", ".join(f"{name} = %({name})s" for name in _FREED)
     moment = at.dialect.moment
     statement = (
@@ -360,7 +338,6 @@ def free(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
 
 
 def lanes(at: AnyTables, queue: str, lanes: Collection[str]) -> set[str]:
-    """As Inside says."""
     found: set[str] = set()
     ordered = sorted(lanes)
     for start in range(0, len(ordered), _MOST_IN_UNION):
@@ -375,12 +352,10 @@ def lanes(at: AnyTables, queue: str, lanes: Collection[str]) -> set[str]:
 
 
 def numbered(at: AnyTables, numbers: Collection[int]) -> list[WaitingMessage]:
-    """As Inside says."""
     return _found(at, numbers, "")
 
 
 def idle(at: AnyTables, numbers: Collection[int]) -> list[WaitingMessage]:
-    """As Inside says."""
     # A delay ends when the message is due, a hold later.
     by_nobody = (
         f" AND (d.set_aside = true OR d.held_until <= d.due_at"
@@ -452,7 +427,6 @@ def page(at: AnyTables, queue: str, listing: Listing, after: Listed | None) -> l
 
 
 def backlogs(at: AnyTables) -> Mapping[str, Backlog]:
-    """As Store says."""
     now, oldest_at = at.dialect.time(at.link), at.dialect.epoch_text("MIN(due_at)")
     found = at.run(
         f"SELECT queue, set_aside, {oldest_at}, COUNT(*) FROM {at.dialect.waiting_name}"
@@ -471,7 +445,6 @@ def backlogs(at: AnyTables) -> Mapping[str, Backlog]:
 
 
 def free_in_s(at: AnyTables, queue: str) -> float | None:
-    """As Store says."""
     first = at.dialect.epoch_text("MIN(held_until)")
     statement = (
         f"SELECT {first} FROM {at.dialect.waiting_name}"
@@ -493,9 +466,24 @@ def newest(at: AnyTables) -> int:
 # ---- Between messages and rows -----------------------------------------------------------------
 
 
+def _content(message: Message) -> tuple[Any, ...]:
+    """The values of `_CONTENT`."""
+    return (
+        message.id,
+        message.type,
+        message.body,
+        # Most messages have no headers.
+        json.dumps(dict(message.headers)) if message.headers else "{}",
+        message.source,
+        message.time and message.time.isoformat(),
+        message.content_type,
+        message.key,
+    )
+
+
 def _row(waiting: WaitingMessage) -> dict[str, Any]:
-    message = waiting.message
     return {
+        **dict(zip(_CONTENT, _content(waiting.message), strict=True)),
         "queue": waiting.queue,
         "name": waiting.name,
         "message_id": waiting.parent.message_id,
@@ -503,13 +491,6 @@ def _row(waiting: WaitingMessage) -> dict[str, Any]:
         "position": waiting.position,
         "destination": waiting.destination,
         "own_id": waiting.id,
-        "type": message.type,
-        "body": message.body,
-        "headers": _headers(message),
-        "source": message.source,
-        "sent_at": message.time and message.time.isoformat(),
-        "content_type": message.content_type,
-        "ordering_key": message.key,
         "delay_s": float(waiting.delay_s),
         "lane": waiting.lane,
         "attempts": waiting.attempts,

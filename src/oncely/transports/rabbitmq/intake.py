@@ -167,7 +167,7 @@ class Intake(Channel):
             else:
                 # Before the multiple acknowledgement, which must not include this message.
                 self.raw.basic_reject(number, requeue=isinstance(verdict, Requeue))
-        first_left = self._first_unacknowledged()
+        first_left = next(iter(self._unacknowledged), math.inf)
         together = max((number for number in acknowledged if number < first_left), default=0)
         if together:
             self.raw.basic_ack(together, multiple=True)
@@ -175,9 +175,6 @@ class Intake(Channel):
             if number > first_left:
                 self.raw.basic_ack(number)
         return late
-
-    def _first_unacknowledged(self) -> float:
-        return next(iter(self._unacknowledged), math.inf)
 
     def _retire(self, reply: Reply) -> None:
         self._quiet_since = monotonic()

@@ -66,9 +66,7 @@ def overview(visit: Visit) -> Response:
 
 
 def consumers(visit: Visit) -> Response:
-    """Every consumer that the ledger knows; as `oncely status --json` has it, and the rates as
-    `oncely activity --json` has them.
-    """
+    """Every consumer that the ledger knows, and its rates."""
     return visit.page(
         "consumers.html",
         **contents.consumers(visit.ledger, ops.status(visit.ledger)),
@@ -78,9 +76,7 @@ def consumers(visit: Visit) -> Response:
 
 
 def in_doubt(visit: Visit) -> Response:
-    """Claims whose lease has run out, of which nobody knows whether the effect happened: those of a
-    consumer, or of all.
-    """
+    """Claims whose lease has run out: those of a consumer, or of all."""
     decisions = (each for each in RECORDS.values() if ops.IN_DOUBT in each.words)
     words = "list --state in-doubt"
     return listed(visit, "in-doubt", "In doubt", contents.in_doubt, decisions, words)
@@ -105,9 +101,7 @@ def outbox(visit: Visit) -> Response:
 
 
 def queues(visit: Visit) -> Response:
-    """What programs have put into each queue of the ledger; as `oncely status --json` has it under
-    `queues`.
-    """
+    """What programs have put into each queue of the ledger."""
     shown = contents.queues(ops.backlogs(visit.ledger))
     return part(visit, "queues", "Queues", **shown, command="oncely status --json")
 
