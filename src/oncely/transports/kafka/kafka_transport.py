@@ -4,7 +4,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as Place
@@ -201,10 +200,10 @@ class KafkaTransport:
             return True
         group = self._settings.client.get("group.id", f"oncely-{queue}")
         asked = [ConsumerGroupTopicPartitions(group, places)]
-        last: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        admin, last = self._admin, OffsetSpec.latest()  # type: ignore[no-untyped-call]
         try:
-            found = self._admin.list_consumer_group_offsets(asked, request_timeout=_ASK_S)
-            ends = self._admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ASK_S)
+            found = admin.list_consumer_group_offsets(asked, request_timeout=_ASK_S)
+            ends = admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ASK_S)
             return all(
                 ends[place].result().offset <= max(place.offset, marks.get(place, 0), 0)
                 for place in found[group].result().topic_partitions
@@ -223,8 +222,9 @@ class KafkaTransport:
         """Create a topic that is missing, as the broker does it by default."""
         if self._has(topic):
             return
+        admin = self._admin  # Of one that is gone, as the transport is closed, no answer comes.
         try:
-            self._admin.create_topics([NewTopic(topic)], request_timeout=_ASK_S)[topic].result()
+            admin.create_topics([NewTopic(topic)], request_timeout=_ASK_S)[topic].result()
         except KafkaException as error:
             code, why = error.args[0].code(), f"Kafka: {error.args[0].str()}"
             if code == KafkaError.TOPIC_EXCEPTION:
