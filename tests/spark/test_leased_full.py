@@ -13,7 +13,7 @@ from tests.records import granted, record_of
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
 from tests.turns import in_turn
 
-from oncely import Ledger, Message, Record, Relay, State, open_ledger
+from oncely import Ledger, Message, Relay, State, open_ledger
 from oncely.spark.sink.counts import Counts
 from oncely.transports.open_transport import open_transport
 
@@ -144,21 +144,6 @@ def test_copies_in_other_chunks_wait_as_well(ledger: Ledger, tmp_path: Path) -> 
     counts = run_task(ledger, fail, tmp_path, ["a"] * 3, 1, tries="3", backoff="1h")
     assert (counts.failed, counts.duplicates_input, counts.waiting) == (0, 2, 1)
     assert tried == ["a"]
-
-
-def test_duplicates_are_taken_down_once_a_day(run: Run, ledger: Ledger) -> None:
-    """A replay writes nothing, unless it is told to."""
-    ids = [f"m{n}" for n in range(300)]
-
-    def replayed(counted: str) -> list[Record]:
-        counts = run(lambda _: None, *ids, count_duplicates=counted)
-        assert (counts.handled, counts.duplicates_ledger) == (0, 300)
-        return [record_of(ledger, key_of(id_)) for id_ in ids]
-
-    assert run(lambda _: None, *ids).handled == 300
-    before = [record_of(ledger, key_of(id_)) for id_ in ids]
-    assert replayed("daily") == before
-    assert {record.duplicates for record in replayed("each")} == {1}
 
 
 # ---- Fences ------------------------------------------------------------------------------------

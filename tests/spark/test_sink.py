@@ -120,24 +120,6 @@ def test_another_body_under_a_known_id(frame: Frame, write: "Write", effects: "E
     assert effects.per_message() == {"a": 1}
 
 
-def test_a_live_claim_is_waited_for(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """What another worker holds is a duplicate once that worker completes it."""
-    claim = claimed(ledger, "a", "1h")
-
-    def complete_once_it_is_waited_for() -> None:
-        wait_until(effects.lines)
-        ledger.complete(claim)
-
-    with ThreadPoolExecutor(1) as pool:
-        completed = pool.submit(complete_once_it_is_waited_for)
-        counts = write(frame("a", "b"))
-        completed.result()
-    assert (counts.handled, counts.duplicates_ledger) == (1, 1)
-    assert effects.per_message() == {"b": 1}
-
-
 def test_a_probe_decides_what_is_in_doubt(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
 ) -> None:
