@@ -113,17 +113,6 @@ def test_completions_with_a_held_key(place: Place) -> None:
     assert {type(each) for each in place.ledger.complete_many(claims)} == {Written}
 
 
-def test_held_key_in_a_transaction_of_the_ledger(place: Place) -> None:
-    """What the ledger does in a transaction of its own does not wait for ever either."""
-    claim = granted(place.ledger.claim(HELD[0]))
-    with place.engine.connect() as connection, place.ledger.transaction(connection) as inbox:
-        assert isinstance(inbox.claim(claim.key), Busy)
-        with pytest.raises(KeysLocked):
-            place.ledger.keep_step(claim, "debit", 1)
-    place.ledger.keep_step(claim, "debit", 1)
-    assert place.ledger.steps(claim.key) == {"debit": 1}
-
-
 def test_sessions_wait_as_before_afterwards(place: Place, holding: Holding) -> None:
     """Statements wait for a moment, also on a session on which others hardly waited before."""
     store = place.ledger._store

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from tests.conditions import wait_until
-from tests.records import record_of
+from tests.records import granted, record_of
 from tests.spark.conftest import HERE
 
-from oncely import Claim, ConfigError, Granted, Key, Ledger, Policy, State
+from oncely import ConfigError, Granted, Key, Ledger, Policy, State
 from oncely.core.commands import Outcome
 from oncely.spark.sink.sink_options import read_options
 
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Effects, Write
 
 Frame = Callable[..., "DataFrame"]
-
-
-def claimed(ledger: Ledger, id_: str, lease: str) -> Claim:
-    outcome = ledger.claim(Key("tests", id_), lease)
-    assert isinstance(outcome, Granted)
-    return outcome.claim
 
 
 def set_aside(folder: Path) -> list[dict[str, Any]]:
@@ -126,7 +120,7 @@ def test_a_probe_decides_what_is_in_doubt(
     """It completes the message, or runs it; one that fails or does not know leaves the doubt."""
     findings = ("happened", "not_happened", "unknown", "no answer")
     for id_ in findings:
-        claimed(ledger, id_, "500ms")
+        granted(ledger.claim(Key("tests", id_), "500ms"))
     messages = frame("new", *((id_, f'{{"finding": "{id_}"}}') for id_ in findings))
     counts = write(messages, on_in_doubt="handlers:happened")
     assert (counts.handled, counts.duplicates_ledger, counts.in_doubt) == (2, 1, 2)
@@ -208,7 +202,7 @@ def test_a_claim_without_end_is_not_waited_for_for_ever(
     frame: Frame, write: "Write", ledger: Ledger
 ) -> None:
     """A claim that never runs out is in doubt after one lease of waiting."""
-    claimed(ledger, "a", "none")
+    granted(ledger.claim(Key("tests", "a"), "none"))
     assert write(frame("a"), lease="1s").in_doubt == 1
 
 
