@@ -87,11 +87,15 @@ def insert(connection: Connection | Session, message: Message = MESSAGE) -> None
 
 
 @behind_a_pooler_too
-def test_one_commit_for_all(bank: Bank) -> None:
-    """The row, the record, its result and what was sent are stored together, once."""
+@pytest.mark.parametrize("begins", [lambda engine: engine, sessionmaker], ids=["engine", "session"])
+def test_one_commit_for_all(bank: Bank, begins: Callable[[Engine], Any]) -> None:
+    """The row, the record, its result and what was sent are stored together, once; a session is
+    flushed for that.
+    """
 
-    @charged(bank, keep_result=True)
-    def charge(message: Message, connection: Connection) -> str:
+    @charged(bank, begins(bank.engine), keep_result=True)
+    def charge(message: Message, connection: Connection | Session) -> str:
+        assert isinstance(connection, Session) is (begins is sessionmaker)
         insert(connection)
         message.send("post", "a letter")
         return f"charged {message.step('note', lambda: 'once')}"
@@ -102,19 +106,6 @@ def test_one_commit_for_all(bank: Bank) -> None:
     [letter] = bank.ledger.mailbox.deferred(bank.record().key)
     assert letter.message.body == b"a letter"
     bank.ledger.mailbox.sent([letter])
-    assert bank.record().state is State.COMPLETED
-
-
-def test_sessions(bank: Bank) -> None:
-    """A sessionmaker gives sessions: what they hold is flushed and stored with the claim."""
-
-    @charged(bank, sessionmaker(bank.engine))
-    def charge(message: Message, session: Any) -> None:
-        assert isinstance(session, Session)
-        insert(session)
-
-    charge(MESSAGE)
-    assert bank.rows() == 1
     assert bank.record().state is State.COMPLETED
 
 
