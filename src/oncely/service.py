@@ -287,7 +287,7 @@ class IdempotenceService:
 
 
 def _let_go_all(heartbeat: Heartbeat, assigned: Mapping[Key, _Assigned]) -> None:
-    heartbeat.let_go([one.claim for one in assigned.values()])
+    heartbeat.let_go([one.claim for one in list(assigned.values())])
 
 
 def _turn(message: Message) -> Turn:

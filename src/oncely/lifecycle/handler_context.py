@@ -17,7 +17,7 @@ from oncely.core.record import Claim, Key, idempotency_key
 from oncely.core.turn import Turn, Untracked
 from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.ledger.arguments import sent_message
-from oncely.ledger.driver import Driver, run_inline
+from oncely.ledger.driver import Driver, SyncDriver, run_inline
 from oncely.lifecycle.heartbeat import ClaimKeeper
 from oncely.lifecycle.results import Serializer, given_back, kept, serializer_of
 from oncely.lifecycle.wrapping import is_async
@@ -84,11 +84,11 @@ class ClaimContext:
         if is_async(function):
             self._unawaited = self._unawaited or Unawaited()
             return self._unawaited.note(name, self._async_step(name, serializer, function, args))
-        blocking = self._driver.blocking
-        if blocking is None:
+        if not self._driver.may_block:
             raise MessageError(
                 f"step {name!r}: inside a transaction of asyncio, pass an async function"
             )
+        blocking = SyncDriver(self._driver.calls)
         with self._begun(name):
             if name not in run_inline(self._kept(blocking)):
                 with entered(StepContext(self, name)):
@@ -211,7 +211,9 @@ class StepContext:
 
 
 class UntrackedContext:
-    """What the handler of a message may call that runs without a claim: nothing is remembered."""
+    """What the handler of a message may call that runs without a claim: its steps run every time,
+    and what needs a claim raises MessageError.
+    """
 
     is_over = False
 
@@ -219,7 +221,6 @@ class UntrackedContext:
         self.message = message
 
     def end(self) -> Sequence[WaitingMessage]:
-        """It has sent nothing."""
         return ()
 
     def check_awaited(self, error: BaseException | None = None) -> None:
@@ -227,27 +228,22 @@ class UntrackedContext:
 
     @property
     def claim(self) -> Claim:
-        """There is none: raises MessageError."""
         raise _untracked("claim")
 
     @property
     def idempotency_key(self) -> str:
-        """There is none: raises MessageError."""
         raise _untracked("idempotency_key")
 
     def step_key(self, name: str) -> str:
-        """There is none: raises MessageError."""
         raise _untracked(f"key for step {name!r}")
 
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """What `function` returns; it runs every time."""
         check_id(name, "step name")
         if is_async(function):
             return function(*args)
         return _done(name, function(*args))
 
     def send(self, destination: str, content: Any, delay: Duration | None = None) -> str:  # noqa: ARG002
-        """Nothing can be deferred: raises MessageError."""
         raise _untracked(f"outbox for a message to {destination!r}")
 
 

@@ -91,8 +91,20 @@ class Heartbeat:
         with self._lock:
             for claim in claims:
                 self._held[claim.identity] = claim, good_until
-            if self._thread is None or not self._thread.is_alive():
-                self._start(self._lease_s)
+            is_beating = self._thread is not None and self._thread.is_alive()
+            if is_beating or not self._held or self._is_by_hand:
+                return
+            self._closed = threading.Event()
+            pause_s = self._lease_s / _BEATS_PER_LEASE
+            thread = threading.Thread(
+                target=_beat_until,
+                args=[weakref.ref(self), self._closed, pause_s],
+                name="oncely-heartbeat",
+                daemon=True,
+            )
+            thread.start()
+            # One that could not be started is not to be waited for.
+            self._thread = thread
 
     def close(self) -> None:
         """End the thread, and wait for it. A claim that is held later starts another."""
@@ -163,21 +175,6 @@ class Heartbeat:
             extra={"event": "store_clock_jumped", "jump_s": round(jump_s, 1)},
         )
         return True
-
-    def _start(self, lease_s: float) -> None:
-        """Under the lock."""
-        if not self._held or self._is_by_hand:
-            return
-        self._closed = threading.Event()
-        thread = threading.Thread(
-            target=_beat_until,
-            args=[weakref.ref(self), self._closed, lease_s / _BEATS_PER_LEASE],
-            name="oncely-heartbeat",
-            daemon=True,
-        )
-        thread.start()
-        # One that could not be started is not to be waited for.
-        self._thread = thread
 
     def _extend_all(self, lease_s: float) -> None:
         with self._lock:

@@ -147,7 +147,13 @@ class Lifecycle:
         """
         ledger = checked_ledger(ledger)
         if not isinstance(policy, Policy):
-            raise ConfigError(f"policy: {_not_a_policy(policy)}")
+            name = getattr(policy, "__name__", None)
+            if callable(policy) and name is not None:
+                raise ConfigError(f"policy: {name} is a function; write {name}()")
+            raise ConfigError(
+                f"policy: {type(policy).__name__} is not a Policy; write Policy(...), or "
+                "at_most_once()"
+            )
         try:
             check_id(consumer, "consumer")
         except MessageError as error:
@@ -737,10 +743,3 @@ class Lifecycle:
             return False
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
         return not (is_ours or self.ledger.is_contention(error))
-
-
-def _not_a_policy(value: Any) -> str:
-    name = getattr(value, "__name__", None)
-    if callable(value) and name is not None:
-        return f"{name} is a function; write {name}()"
-    return f"{type(value).__name__} is not a Policy; write Policy(...), or at_most_once()"

@@ -244,7 +244,7 @@ class SqlStore:
             # After an error, PostgreSQL's COMMIT would roll back without raising.
             transaction.check()
         if transaction.has_kept:
-            self.notifications.tell()
+            self.notifications.signal.send()
         return done
 
     # ---- Messages that wait --------------------------------------------------------------------
@@ -269,7 +269,7 @@ class SqlStore:
 
     def wait_for_messages(self, timeout_s: float) -> None:
         deadline = clock.monotonic() + timeout_s
-        told = now_told = self.notifications.count
+        told = now_told = self.notifications.signal.count
         while True:
             newest, seen = self._newest(), self._newest_seen
             self._newest_seen = newest
@@ -287,7 +287,7 @@ class SqlStore:
         if self._dialect.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
             # One statement needs no transaction. A repeated one finds the rows there already.
             self._read(lambda at: rows.put(at, queue_named(queue), messages, names))
-            self.notifications.tell()
+            self.notifications.signal.send()
             return
         waiting = WaitingMessage.queued(queue, messages, names)
         self.transaction(lambda transaction: transaction.keep(waiting))
