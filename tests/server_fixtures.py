@@ -79,32 +79,20 @@ def rabbitmq() -> Iterator[Rabbitmq]:
         yield server
 
 
-@pytest.fixture
-def private_postgresql() -> Iterator[Postgresql]:
-    """A PostgreSQL that the test may kill and start again."""
-    with available(Postgresql) as server:
-        yield server
+def _private(kind: type[Server]) -> Callable[[], Iterator[Server]]:
+    @pytest.fixture
+    def server() -> Iterator[Server]:
+        """A server that the test may kill and start again."""
+        with available(kind) as server:
+            yield server
+
+    return server
 
 
-@pytest.fixture
-def private_mariadb() -> Iterator[MariaDb]:
-    """A MariaDB that the test may kill and start again."""
-    with available(MariaDb) as server:
-        yield server
-
-
-@pytest.fixture
-def private_redis() -> Iterator[Redis]:
-    """A Redis that the test may kill and start again."""
-    with available(Redis) as server:
-        yield server
-
-
-@pytest.fixture
-def private_rabbitmq() -> Iterator[Rabbitmq]:
-    """A RabbitMQ that the test may kill and start again."""
-    with available(Rabbitmq) as server:
-        yield server
+private_postgresql = _private(Postgresql)
+private_mariadb = _private(MariaDb)
+private_redis = _private(Redis)
+private_rabbitmq = _private(Rabbitmq)
 
 
 @pytest.fixture(scope="session")
