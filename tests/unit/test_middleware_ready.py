@@ -19,8 +19,7 @@ from tests.conditions import LIMIT_S
 from tests.logs import events_in
 from tests.records import record_of
 
-import oncely
-from oncely.core.errors import BusyError, ConfigError, MessageError
+from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
@@ -116,26 +115,6 @@ def test_runs_once(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) 
     assert run(idempotent, handler) is None
     assert ran == ["abc-123"]
     assert record_of(ledger, KEY).state is State.COMPLETED
-
-
-def test_refusals(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) -> None:
-    """What the ledger does not grant is raised, and does not run."""
-    ledger.claim(KEY)
-    idempotent = Idempotent(ledger, "billing")
-    with pytest.raises(BusyError):
-        run(idempotent, handler)
-    with pytest.raises(MessageError, match="id"):
-        run(idempotent, handler, Message(""))
-    assert ran == []
-
-
-def test_steps_inside(run: Run, ledger: Ledger) -> None:
-    """The handler can ask under which claim it runs, in a thread and in a task."""
-
-    def handler(message: Message) -> str:
-        return oncely.current().claim.key.consumer
-
-    assert run(Idempotent(ledger, "billing"), handler) == "billing"
 
 
 # ---- Logged ------------------------------------------------------------------------------------
