@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,6 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S
 from tests.logs import events_in
+from tests.processes import printed
 from tests.records import record_of
 
 from oncely.core.errors import ConfigError
@@ -489,12 +488,6 @@ def test_tracing_is_not_installed() -> None:
         "try:\n    from oncely.middleware import Traced\n"
         "except oncely.ConfigError as error:\n    print(error)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.stdout.startswith("opentelemetry")
-    assert ended.stdout.endswith("is not installed; type: pip install 'oncely[tracing]'\n")
+    said = printed(program)
+    assert said.startswith("opentelemetry")
+    assert said.endswith("is not installed; type: pip install 'oncely[tracing]'\n")

@@ -3,8 +3,6 @@
 import asyncio
 import enum
 import functools
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.logs import of_event
+from tests.processes import printed
 from tests.records import granted, record_of
 
 from oncely.barrier import idempotent_consumer, message_context
@@ -344,10 +343,7 @@ def test_content_is_equal_in_another_process() -> None:
         "from tests.unit.test_mistakes import values, content_of\n"
         "print([content_of(value) for value in values()])"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert printed.strip() == str([content_of(value) for value in values()])
+    assert printed(program).strip() == str([content_of(value) for value in values()])
 
 
 def test_contents_differ() -> None:
