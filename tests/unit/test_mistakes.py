@@ -76,7 +76,11 @@ def guard(ledger: Ledger) -> Decorate:
 # ---- Ledger, consumer, policy, lease ---------------------------------------------------------
 
 
-@every
+def _relay(ledger: Any) -> Any:
+    return Relay(ledger, open_transport("memory://a"))
+
+
+@pytest.mark.parametrize("use", [*NAMED, idempotent_consumer, ProcessedMessageRepository, _relay])
 def test_ledger_that_is_none(ledger: Ledger, use: Decorate) -> None:
     """A URL, an AsyncLedger or anything else in the ledger's place is named, and never shown."""
     for wrong in ("postgresql://me:secret@db", AsyncLedger(ledger), None, object()):
@@ -215,17 +219,6 @@ def test_ledger_of_an_async_engine(engine: Engine) -> None:
         for wrong in (engine.url, connection, Session(engine), sessionmaker(engine), None):
             with pytest.raises(ConfigError, match="is neither a URL nor a sync engine; write"):
                 open_ledger(wrong)
-
-
-def test_async_ledger_where_calls_are_not_awaited(ledger: Ledger) -> None:
-    """What would take its coroutines for answers refuses it."""
-    given: Any = AsyncLedger(ledger)
-    for use in (
-        ProcessedMessageRepository,
-        functools.partial(Relay, transport=open_transport("memory://a")),
-    ):
-        with pytest.raises(ConfigError, match=r"ledger: AsyncLedger is not a Ledger; write open_l"):
-            use(given)
 
 
 def test_transaction_of_what_begins_none(guard: Decorate, ledger: Ledger, engine: Engine) -> None:
