@@ -12,7 +12,7 @@ from oncely.core.turn import Turn
 from oncely.core.verdicts import Counted, DeadLetter, Ending
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.handler_context import context_of
-from oncely.lifecycle.heartbeat import ClaimKeeper
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.spark.sink.message_rows import Row
 
 
@@ -69,12 +69,12 @@ class RowTurn(Turn):
         return is_dead and cast(Ending, self.ending).counted is Counted.GIVEN_BACK
 
     @contextmanager
-    def calling(self, driver: Driver, keeper: ClaimKeeper) -> Iterator[Message]:
+    def calling(self, driver: Driver, lifecycle: Lifecycle) -> Iterator[Message]:
         """For a block that calls the handler, with the message, its steps and sending. An error of
         the block is noted, and not raised.
         """
         self.message = message = self.row.message(self.claim)
-        context = context_of(self, driver, keeper)
+        context = context_of(self, driver, lifecycle)
         self.called()
         try:
             with entered(context):

@@ -86,7 +86,7 @@ class TransactionalTask(ChunkTask):
                         continue
                     self._channel.raise_if_stopping()
                     self._start.journal.begin(turn.row.number, turn.claim.fence)
-                    with turn.calling(driver, self._lifecycle.keeper) as message:
+                    with turn.calling(driver, self._lifecycle) as message:
                         turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
                     self._start.journal.returned(turn.row.number)
                     if turn.error is not None:
