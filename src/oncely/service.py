@@ -267,7 +267,7 @@ class IdempotenceService:
             if self._driver.is_joined:
                 run_inline(attempt())
             else:
-                run_inline(self._lifecycle.keeper.retried(self._driver, claims, attempt))
+                run_inline(self._lifecycle.retried(self._driver, claims, attempt))
         finally:
             heartbeat.let_go(claims)
 

@@ -327,7 +327,7 @@ class Batches:
 
     def _run_held(self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle) -> JobReport:
         """Claim its messages, call the handler, and store the end."""
-        context = context_of(turn, lifecycle.sync_driver, lifecycle.keeper)
+        context = context_of(turn, lifecycle.sync_driver, lifecycle)
         try:
             batch.stage()
             claimed = read_report(context.step(_CLAIMED, batch.claim))
