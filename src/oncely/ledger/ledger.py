@@ -27,7 +27,7 @@ from oncely.ledger.mailbox import LedgerMailbox
 from oncely.ledger.recorder import Recorder
 from oncely.ledger.settle import LedgerObserver, Settler
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.names import TABLE_NAME, Program
+from oncely.stores.names import TABLE_NAME, Program, in_words
 from oncely.stores.open_store import open_store
 from oncely.stores.store import (
     Horizons,
@@ -241,9 +241,8 @@ class Ledger(LedgerCalls):
         """Raise ConfigError where the role lacks a privilege that a program of that kind needs."""
         with suppress(StoreError):
             if grants := self._store.grants(program):
-                raise ConfigError(
-                    f"ledger: its role lacks what a {program} needs; type: {'; '.join(grants)}"
-                )
+                needs = f"what {in_words(program)} needs"
+                raise ConfigError(f"ledger: its role lacks {needs}; type: {'; '.join(grants)}")
 
     # ---- For operators -------------------------------------------------------------------------
 

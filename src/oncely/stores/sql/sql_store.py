@@ -32,7 +32,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
-from oncely.stores.names import Program, TableName
+from oncely.stores.names import Program, TableName, in_words
 from oncely.stores.notifications import Notifications, signal_in
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import consumer_rows as consumers
@@ -340,7 +340,7 @@ class SqlStore:
 
         # A role does not see what it may not read.
         if grants := self.grants(program):
-            lacks = f"The role of this ledger lacks what a {program} needs; type:"
+            lacks = f"The role of this ledger lacks what {in_words(program)} needs; type:"
             return [f"{lacks} {grant}" for grant in grants]
 
         def found(at: OwnTables) -> Sequence[str]:
