@@ -12,33 +12,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.meddling import MeddlingStore
 from tests.records import granted
-from tests.server_fixtures import (  # noqa: F401 - fixtures, for all tests.
-    _empty_databases,
-    _mysql_ledgers,
-    _postgresql_ledgers,
-    _sqlite_ledger,
-    kafka,
-    kafka_url,
-    mariadb,
-    mysql_ledger_url,
-    mysql_url,
-    pgbouncer,
-    pooled_ledger_url,
-    pooled_url,
-    postgresql,
-    postgresql_ledger_url,
-    postgresql_url,
-    private_kafka,
-    private_mariadb,
-    private_postgresql,
-    private_rabbitmq,
-    private_redis,
-    rabbitmq,
-    rabbitmq_url,
-    redis_server,
-    redis_url,
-    sqlite_ledger_url,
-)
 from tests.turns import fix_turn, not_today, report_line
 
 from oncely._util import clock as process_clock
@@ -52,6 +25,8 @@ from oncely.testing import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytest_plugins = ["tests.server_fixtures"]
 
 OpenSqlite = Callable[..., SqlStore]
 
@@ -219,7 +194,7 @@ def claim(ledger: Ledger, key: Key) -> Claim:
 
 
 @pytest.fixture
-def open_sqlite(sqlite_ledger_url: str) -> Iterator[OpenSqlite]:  # noqa: F811 - the fixture.
+def open_sqlite(sqlite_ledger_url: str) -> Iterator[OpenSqlite]:
     """Opens stores on one SQLite file with a migrated ledger, and closes them all at the end."""
     file = Path(sqlite_ledger_url.removeprefix("sqlite:///"))
     with ExitStack() as opened:

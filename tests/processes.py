@@ -6,6 +6,8 @@ the one which starts them: forks of a server that has imported oncely, and no mo
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -65,6 +67,19 @@ def forked(call: Callable[[], object]) -> int:
 def exit_of(child: int) -> int:
     """The exit status of a forked child, as soon as it has ended."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def printed(program: str, *options: str) -> str:
+    """What a program prints that ends well, and in time, in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, *options, "-W", "error", "-c", program],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=_DEADLINE_S,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
 
 
 def run_at_once(processes: int, url: str, work: Callable[..., Any], *args: Any) -> list[Any]:

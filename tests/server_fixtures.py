@@ -94,39 +94,21 @@ def kafka() -> Iterator[str]:
     yield from _shared(Kafka, "ONCELY_TEST_KAFKA_URL")
 
 
-@pytest.fixture
-def private_postgresql() -> Iterator[Postgresql]:
-    """A PostgreSQL that the test may kill and start again."""
-    with available(Postgresql) as server:
-        yield server
+def _private(kind: type[Server]) -> Callable[[], Iterator[Server]]:
+    @pytest.fixture
+    def server() -> Iterator[Server]:
+        """A server that the test may kill and start again."""
+        with available(kind) as server:
+            yield server
+
+    return server
 
 
-@pytest.fixture
-def private_mariadb() -> Iterator[MariaDb]:
-    """A MariaDB that the test may kill and start again."""
-    with available(MariaDb) as server:
-        yield server
-
-
-@pytest.fixture
-def private_redis() -> Iterator[Redis]:
-    """A Redis that the test may kill and start again."""
-    with available(Redis) as server:
-        yield server
-
-
-@pytest.fixture
-def private_rabbitmq() -> Iterator[Rabbitmq]:
-    """A RabbitMQ that the test may kill and start again."""
-    with available(Rabbitmq) as server:
-        yield server
-
-
-@pytest.fixture
-def private_kafka() -> Iterator[Kafka]:
-    """A Kafka that the test may kill and start again."""
-    with available(Kafka) as server:
-        yield server
+private_postgresql = _private(Postgresql)
+private_mariadb = _private(MariaDb)
+private_redis = _private(Redis)
+private_rabbitmq = _private(Rabbitmq)
+private_kafka = _private(Kafka)
 
 
 @pytest.fixture(scope="session")
@@ -143,13 +125,7 @@ def _empty_databases(postgresql: str) -> Iterator[list[str]]:
 @pytest.fixture
 def postgresql_url(postgresql: str, _empty_databases: list[str]) -> Iterator[str]:
     """The URL of an empty database on a PostgreSQL."""
-    from psycopg import sql
-
-    if _empty_databases:
-        name = _empty_databases.pop()
-    else:
-        name = _new_name()
-        _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    name = _empty_databases.pop() if _empty_databases else _postgresql_create(postgresql)
     url = _url_of(postgresql, name)
     yield url
     if _postgresql_is_empty_again(url):
@@ -190,15 +166,10 @@ def postgresql_ledger_url(postgresql: str, _postgresql_ledgers: list[str]) -> It
     """The URL of a migrated ledger without a row on a PostgreSQL. What tables a test adds are gone
     after it; apart from them it leaves the schema as it is, or drops a table of the ledger.
     """
-    from psycopg import sql
-
-    if _postgresql_ledgers:
-        name = _postgresql_ledgers.pop()
-        url = _url_of(postgresql, name)
-    else:
-        name = _new_name()
-        url = _url_of(postgresql, name)
-        _postgresql_execute(postgresql, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    is_new = not _postgresql_ledgers
+    name = _postgresql_create(postgresql) if is_new else _postgresql_ledgers.pop()
+    url = _url_of(postgresql, name)
+    if is_new:
         _migrate(url)
     yield url
     if _postgresql_is_migrated_again(url):
@@ -352,6 +323,15 @@ def _postgresql_execute(url: str, statement: "Composed") -> None:
 
     with closing(psycopg.connect(url, autocommit=True)) as connection:
         connection.execute(statement)
+
+
+def _postgresql_create(server: str) -> str:
+    """Make a database; its name."""
+    from psycopg import sql
+
+    name = _new_name()
+    _postgresql_execute(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    return name
 
 
 def _postgresql_drop(server: str, name: str) -> None:

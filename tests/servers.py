@@ -270,13 +270,17 @@ class Postgresql(Server):
         return [postgres, "-D", self.data, *(f"--{name}={settings[name]}" for name in settings)]
 
     def _answers(self) -> bool:
-        import psycopg
+        return _speaks_postgresql(self.url)
 
-        try:
-            psycopg.connect(self.url, connect_timeout=_ASK_TIMEOUT_S).close()
-        except psycopg.OperationalError:
-            return False
-        return True
+
+def _speaks_postgresql(url: str) -> bool:
+    import psycopg
+
+    try:
+        psycopg.connect(url, connect_timeout=_ASK_TIMEOUT_S).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 class PgBouncer(Server):
@@ -324,13 +328,7 @@ class PgBouncer(Server):
         return [*self._programs, settings]
 
     def _answers(self) -> bool:
-        import psycopg
-
-        try:
-            psycopg.connect(self.url.partition("?")[0], connect_timeout=_ASK_TIMEOUT_S).close()
-        except psycopg.OperationalError:
-            return False
-        return True
+        return _speaks_postgresql(self.url.partition("?")[0])
 
 
 class MariaDb(Server):

@@ -13,7 +13,7 @@ from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
-from oncely.lifecycle.results import KeepResult, Serializer
+from oncely.lifecycle.results import KeepResult
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import check_function, is_async, message_in, name_of, wrapped
@@ -89,7 +89,19 @@ def once(
     def decorate(function: F) -> Any:
         check_function(function, "once")
         serializer = lifecycle.serializer_of(function)
-        turn = functools.partial(_turn, key, fingerprint, policy, serializer)
+
+        def turn(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Turn:
+            message_id = id_of_key(key(*args, **kwargs))
+            message = message_in(args, kwargs)
+            content = None
+            if callable(fingerprint):
+                content = content_of(fingerprint(*args, **kwargs))
+            elif fingerprint or (not message_id and policy.on_missing_id == "fingerprint"):
+                content = message.body if message is not None else content_of([args, kwargs])
+            made = Turn(message_id, None if content is None else fingerprint_of(content), message)
+            made.serializer = serializer
+            return made
+
         if transaction is not None:
             check_transaction(transaction, function, lifecycle.ledger)
             runs: Any = run_async if is_async(function) else run
@@ -101,27 +113,6 @@ def once(
         )
 
     return decorate
-
-
-def _turn(
-    key: Callable[..., Id | None],
-    fingerprint: Callable[..., Any] | bool,
-    policy: Policy,
-    serializer: Serializer,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Turn:
-    message_id = id_of_key(key(*args, **kwargs))
-    message = message_in(args, kwargs)
-    if callable(fingerprint):
-        content = content_of(fingerprint(*args, **kwargs))
-    elif fingerprint or (not message_id and policy.on_missing_id == "fingerprint"):
-        content = message.body if message is not None else content_of([args, kwargs])
-    else:
-        content = None
-    turn = Turn(message_id, None if content is None else fingerprint_of(content), message)
-    turn.serializer = serializer
-    return turn
 
 
 _NO_SOURCES = {

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from oncely._util.clock import monotonic
@@ -131,7 +131,7 @@ class Relay:
         A message with a delay, or one that was refused, goes on waiting. Raises TransportError when
         the broker is away: confirmed messages are marked, the others can be taken again at once.
         """
-        run = _RelayRun(self, threading.Event(), parents)
+        run = _RelayRun(self, threading.Event(), _parents=parents)
         try:
             run.go_on()
         except TransportError:
@@ -146,7 +146,7 @@ class Relay:
         after each batch.
         """
         self._ledger.check_privileges("relay")
-        run = _RelayRun(self, stop, on_progress=on_progress)
+        run = _RelayRun(self, stop, on_progress)
         run.go_on()
         self._tidy(stop)
         return run.report
@@ -161,7 +161,7 @@ class Relay:
         """
         self._ledger.check_privileges("relay")
         self._ledger.recorder.works_as("relay")
-        run = _RelayRun(self, stop, on_progress=on_progress)
+        run = _RelayRun(self, stop, on_progress)
         outage = Outage(
             _log,
             "relay_stalled",
@@ -265,27 +265,21 @@ class _Batch:
         self._lanes |= apart._lanes
 
 
+@dataclass
 class _RelayRun:
     """Sends batch after batch, for one thread.
 
     After an error it still has its batch, and goes on with it when it is called again.
     """
 
-    def __init__(
-        self,
-        relay: Relay,
-        stop: threading.Event,
-        parents: Sequence[Key] | None = None,
-        on_progress: OnProgress = lambda _: None,
-    ) -> None:
-        self.report = RelayReport()
-        self._refused: str | None = None
-        """The destination that last refused or failed, and why."""
-        self._relay = relay
-        self._stop = stop
-        self._parents = parents
-        self._on_progress = on_progress
-        self._batch = _Batch()
+    _relay: Relay
+    _stop: threading.Event
+    _on_progress: OnProgress = lambda _: None
+    _parents: Sequence[Key] | None = None
+    report: RelayReport = field(default_factory=RelayReport)
+    _refused: str | None = None
+    """The destination that last refused or failed, and why."""
+    _batch: _Batch = field(default_factory=_Batch)
 
     def go_on(self) -> None:
         """Send until nothing more can be taken, or the event to stop is set.

@@ -267,7 +267,7 @@ class IdempotenceService:
             if self._driver.is_joined:
                 run_inline(attempt())
             else:
-                run_inline(self._lifecycle.keeper.retried(self._driver, claims, attempt))
+                run_inline(self._lifecycle.retried(self._driver, claims, attempt))
         finally:
             heartbeat.let_go(claims)
 
@@ -287,7 +287,7 @@ class IdempotenceService:
 
 
 def _let_go_all(heartbeat: Heartbeat, assigned: Mapping[Key, _Assigned]) -> None:
-    heartbeat.let_go([one.claim for one in assigned.values()])
+    heartbeat.let_go([one.claim for one in list(assigned.values())])
 
 
 def _turn(message: Message) -> Turn:

@@ -175,7 +175,7 @@ def test_discard(shop: Shop, command: Command) -> None:
     assert shop.handled() == []
 
 
-@pytest.mark.parametrize("text", ["n\n", "", "yep\n"])
+@pytest.mark.parametrize("text", ["n\n", "\n", "", "yep\n"])
 def test_no_is_no(shop: Shop, command: Command, answer: Answer, text: str) -> None:
     """Several go after a question, which is asked on stderr; only a yes is one."""
     numbers = shop.fail(ORDER, Message("b"))

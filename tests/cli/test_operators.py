@@ -467,17 +467,6 @@ def test_reset_of_many(filled: OnFile, command: Command, answer: Answer) -> None
     assert filled.ledger.counts()["billing", State.FAILED] == 2
 
 
-@pytest.mark.parametrize("text", ["n\n", "\n", "", "yep\n"])
-def test_no_is_no(filled: OnFile, command: Command, answer: Answer, text: str) -> None:
-    """Only a yes is one."""
-    answer(text)
-    before = filled.ledger.counts()
-    code, out, err = command("forget", "--older-than", "1h", "--id-contains", "order")
-    assert (code, out) == (1, "")
-    assert err == "forget 3 records of billing, sms? [y/N] nothing was changed\n"
-    assert filled.ledger.counts() == before
-
-
 def test_interrupted(filled: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C at a question changes nothing and shows no traceback."""
 

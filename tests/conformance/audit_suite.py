@@ -24,6 +24,7 @@ class AuditStatements:
             (numbers[1], "b"),
             (numbers[0], "a"),
         ]
+        assert [each.message_id for each in store.audit(10, numbers[1])] == ["a"]
         now = store.load(()).now
         assert found[0].at == pytest.approx(now, abs=60)
         assert found[0]._replace(id=0, at=0.0, message_id="m") == _BEGUN

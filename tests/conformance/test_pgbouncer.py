@@ -103,7 +103,8 @@ def _check_sessions(url: str) -> None:
     left = (
         "SELECT (SELECT count(*) FROM pg_prepared_statements),"
         " (SELECT count(*) FROM pg_listening_channels()), current_setting('lock_timeout'),"
-        " current_setting('transaction_isolation'), current_setting('plan_cache_mode')"
+        " current_setting('transaction_isolation'), current_setting('plan_cache_mode'),"
+        " current_setting('enable_hashjoin')"
     )
     with ExitStack() as opened:
         # Each is in a transaction now, and so has a session of its own.
@@ -112,4 +113,4 @@ def _check_sessions(url: str) -> None:
             for _ in range(PgBouncer.SESSIONS)
         ]
         found = {program.execute(left).fetchone() for program in programs}
-    assert found == {(0, 0, "0", "read committed", "auto")}
+    assert found == {(0, 0, "0", "read committed", "auto", "on")}

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from redis import Redis as Client
-from tests.conditions import wait_until
 from tests.processes import claim_all, exit_of, forked, key_of
 from tests.proxy import Proxy
 from tests.records import Swap, granted, insert, record_of, swap
@@ -26,8 +25,6 @@ from oncely.stores.redis_server import RedisServer
 from oncely.stores.store import Query
 
 _DEADLINE_S = 60.0
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -114,37 +111,6 @@ def test_server_that_hangs_up() -> None:
         with pytest.raises(StoreUnavailable):
             insert(RedisStore(url), [_new("1")])
         assert len(guests) == 6
-
-
-def test_server_killed_in_the_middle(private_redis: Redis) -> None:
-    """With AOF always, whatever is killed: nothing is granted twice, nothing completed is lost."""
-    keys, kills = [key_of(n) for n in range(600)], 3
-    granted_keys: Counter[Key] = Counter()
-    completed: list[Key] = []
-
-    def work(order: list[Key]) -> None:
-        ledger = Ledger(open_redis(private_redis.url))
-        for key in order:
-            outcome = _until_it_is_back(lambda key=key: ledger.claim(key, "none"))  # type: ignore[misc]
-            if isinstance(outcome, Granted):
-                granted_keys[key] += 1
-                _until_it_is_back(lambda claim=outcome.claim: ledger.complete(claim))  # type: ignore[misc]
-                completed.append(key)
-
-    _flush_always(private_redis)
-    with ThreadPoolExecutor(2) as pool:
-        workers = [pool.submit(work, order) for order in (keys, keys[:150] + keys[:149:-1])]
-        for n in range(kills):
-            wait_until(lambda n=n: len(completed) > 100 * (n + 1))  # type: ignore[misc]
-            private_redis.kill()
-            private_redis.start()
-            _flush_always(private_redis)
-        for worker in workers:
-            worker.result()
-    assert set(granted_keys.values()) == {1}
-    found = RedisStore(private_redis.url).load(keys).records
-    assert all(found[key].state is State.COMPLETED for key in completed)
-    assert len(completed) > 100 * kills
 
 
 def test_connections_that_were_ended_while_idle(private_redis: Redis, key: Key) -> None:
@@ -338,18 +304,6 @@ def test_fork_while_the_pool_is_locked(redis_url: str, key: Key) -> None:
 def _new(message_id: str) -> Record:
     key = Key("billing", message_id)
     return Record(key, State.PROCESSING, 1, 1, 0.0, 0.0, 60.0, version=5)
-
-
-def _flush_always(server: Redis) -> None:
-    with Client.from_url(server.url) as client:
-        client.config_set("appendfsync", "always")
-
-
-def _until_it_is_back(call: Callable[[], T]) -> T:
-    """What a call returns as soon as the server is there."""
-    while True:
-        with suppress(StoreUnavailable):
-            return call()
 
 
 @contextmanager

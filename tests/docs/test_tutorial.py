@@ -5,6 +5,7 @@ process killed, and every line of output compared with the line that is shown.
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,8 +61,7 @@ def follow(page: str, folder: Path, programs: Path) -> int:
     prints something else than the page shows.
     """
     typed = 0
-    shell = Shell(folder, programs)
-    try:
+    with closing(Shell(folder, programs)) as shell:
         for block in blocks(page):
             file = folder / block.file
             if block.kind == "python":
@@ -73,8 +73,6 @@ def follow(page: str, folder: Path, programs: Path) -> int:
                     printed = shell.type(command, len(shown))
                     assert (command, normal(printed)) == (command, normal(shown))
                     typed += 1
-    finally:
-        shell.close()
     return typed
 
 

@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,8 +86,7 @@ def follow(page: str, folder: Path) -> int:
     """
     typed = 0
     port = free_port()
-    shell = Shell(folder, _PROGRAMS)
-    try:
+    with closing(Shell(folder, _PROGRAMS)) as shell:
         first, *setup = _SETUP.findall(page) or [":"]
         shell.type(first, 0)
         save(page, folder)
@@ -102,8 +101,6 @@ def follow(page: str, folder: Path) -> int:
                     printed = shell.type(here, len(shown))
                     assert stands_in(shown, printed), (command, printed)
                     typed += 1
-    finally:
-        shell.close()
     return typed
 
 
@@ -111,8 +108,5 @@ def follow(page: str, folder: Path) -> int:
 def test_page(name: str, tmp_path: Path) -> None:
     """Whoever follows the page sees what it shows; and the tests of the page pass."""
     assert follow((_HOW_TO / f"{name}.md").read_text(), tmp_path) >= 2
-    shell = Shell(tmp_path, _PROGRAMS)
-    try:
+    with closing(Shell(tmp_path, _PROGRAMS)) as shell:
         shell.type(_TEST.get(name, "python -m pytest -p no:cacheprovider"), 0)
-    finally:
-        shell.close()

@@ -3,16 +3,19 @@
 import asyncio
 import io
 import json
+import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from tests.django_setup import set_up_django
 
+from oncely.core.record import State
 from oncely.http import HttpAnswer, IdempotencyKey, WsgiIdempotencyKey
 from oncely.ledger.ledger import Ledger
 
+T = TypeVar("T")
 Fields = Sequence[tuple[str, str]]
 
 
@@ -64,6 +67,20 @@ class CountedPiece(bytes):
     def __len__(self) -> int:
         self.counts += 1
         return super().__len__()
+
+
+def states(ledger: Ledger) -> list[State]:
+    """Of all records."""
+    return [record.state for record in ledger.scan()]
+
+
+def peak_of(call: Callable[[], T]) -> tuple[T, int]:
+    """What a call returns, and how many bytes it took at most."""
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 Handler = Callable[[Asked], HttpAnswer]

@@ -333,18 +333,6 @@ def test_a_second_transaction(place: Place) -> None:
     assert place.rows() == ["a"]
 
 
-def test_in_the_background(place: Place) -> None:
-    """What an application does after its answer goes on when its request is completed."""
-    seen: list[State] = []
-
-    def pay(request: Request) -> Response:
-        task = BackgroundTask(lambda: seen.append(place.find(KEY).state))
-        return JSONResponse({}, background=task)
-
-    post(application(place, pay), 2)
-    assert seen == [State.COMPLETED]
-
-
 @on_a_server_too
 @pytest.mark.parametrize("point", ["before_commit", "after_commit", "before_completed"])
 def test_killed(place: Place, point: str) -> None:

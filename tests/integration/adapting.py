@@ -8,17 +8,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from tests.conditions import LIMIT_S
-from tests.integration.drivers import engine_on
 from tests.records import record_of
 
 from oncely.core.record import Key, Record
-from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.ledger.ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,34 +53,8 @@ def found(ledger: Ledger, consumer: str, message_id: str) -> Record:
     return record_of(ledger, Key(consumer, message_id))
 
 
-# ---- Rows beside the ledger --------------------------------------------------------------------
-
-
-class Bank(NamedTuple):
-    """A ledger, and rows in the same database."""
-
-    ledger: Ledger
-    engine: Engine
-
-    def rows(self) -> list[str]:
-        """What handlers have written, and is stored."""
-        with self.engine.connect() as connection:
-            return sorted(connection.scalars(text("SELECT name FROM rows_of_handlers")))
-
-
-WRITE = text("INSERT INTO rows_of_handlers VALUES (:name)")
-
-
-@contextmanager
-def bank_at(url: str) -> Iterator[Bank]:
-    """A bank without rows, in the database there."""
-    engine = engine_on(url)
-    with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
-        with engine.begin() as connection:
-            connection.execute(text("CREATE TABLE rows_of_handlers (name VARCHAR(255))"))
-        yield Bank(ledger, engine)
-    engine.dispose()
+WRITE = text("INSERT INTO effects VALUES (:name)")
+"""Into the rows of a `Place`."""
 
 
 # ---- RabbitMQ ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from typing import Any, NamedTuple
 
 import psycopg
@@ -48,12 +48,17 @@ class Place(NamedTuple):
         return record_of(self.ledger, key)
 
 
-@contextmanager
-def opened(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+def opened(kind: str, request: pytest.FixtureRequest) -> AbstractContextManager[Place]:
     """A place of that kind of database."""
-    url = str(request.getfixturevalue(f"{kind}_ledger_url"))
+    return place_at(kind, str(request.getfixturevalue(f"{kind}_ledger_url")))
+
+
+@contextmanager
+def place_at(kind: str, url: str) -> Iterator[Place]:
+    """A place in the database there."""
     engine = engine_on(url)
     with closing(open_ledger(url)) as ledger:
+        ledger.migrate()
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE effects (message VARCHAR(255))"))
         yield Place(kind, url, ledger, engine)

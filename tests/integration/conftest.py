@@ -1,10 +1,10 @@
 """Plain connections to the databases of tests, as operators and other programs have them."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from tests.integration.adapting import Bank, bank_at
 from tests.integration.callers import KINDS, Place, opened
 from tests.integration.drivers import Psycopg, PyMysql, connect_mysql, connect_postgresql
 from tests.integration.lines import Line, line_to
@@ -34,9 +34,9 @@ def other(request: pytest.FixtureRequest) -> Other:
 
 
 @pytest.fixture
-def bank(postgresql_url: str) -> Iterator[Bank]:
-    """A bank on PostgreSQL."""
-    with bank_at(postgresql_url) as bank:
+def bank(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A place on PostgreSQL, for the handlers of adapters."""
+    with opened("postgresql", request) as bank:
         yield bank
 
 
@@ -45,6 +45,13 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A ledger and business rows in one database, of each kind."""
     with opened(request.param, request) as place:
         yield place
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads for those who race."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
 
 
 @pytest.fixture(params=["postgresql", "mysql"])

@@ -3,7 +3,7 @@
 import gc
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -16,7 +16,8 @@ from celery.utils.dispatch import Signal
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from tests.conditions import LIMIT_S, wait_until
-from tests.integration.adapting import WRITE, Effects, bank_at, found, process
+from tests.integration.adapting import WRITE, Effects, found, process
+from tests.integration.callers import Place, place_at
 from tests.integration.celery_app import FOLDER, RESULTS, URL, application, client, ledger_in
 from tests.records import granted
 
@@ -297,11 +298,19 @@ def test_called_by_itself(shop: Shop) -> None:
     assert (results, runs) == ([2, 2], [2, 1, 0])
 
 
+def on_sqlite(folder: Path) -> AbstractContextManager[Place]:
+    """A place in the file that workers have their ledger in."""
+    return place_at("sqlite", f"sqlite:///{folder}/ledger.db")
+
+
 def test_transactions(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     """Rows and records are stored together or not at all, in one worker: of what fails after it has
     written nothing is left but its tries, and a duplicate has the result and writes nothing.
     """
-    with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank, worker(rabbitmq_url, tmp_path):
+    with (
+        on_sqlite(tmp_path) as bank,
+        worker(rabbitmq_url, tmp_path),
+    ):
         assert shop.answer("write", "a") == "a 0"
         assert shop.answer("write", "a") == "a 0"
         # The row of its first try is gone.
@@ -323,7 +332,7 @@ def test_transactions(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_killed_at_the_commit(shop: Shop, rabbitmq_url: str, tmp_path: Path, point: str) -> None:
     """A worker whose process is killed before or after the commit: the row is stored once."""
-    with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank:
+    with on_sqlite(tmp_path) as bank:
         with worker(rabbitmq_url, tmp_path, point):
             result = shop.send("write", "a")
             wait_until(lambda: shop.effects.count("a"))
@@ -346,7 +355,7 @@ def test_transaction_before_a_worker(shop: Shop, tmp_path: Path) -> None:
 
     async def awaited(self: Any, session: Any) -> None: ...
 
-    with bank_at(f"sqlite:///{tmp_path}/ledger.db") as bank:
+    with on_sqlite(tmp_path) as bank:
         base = once_task(bank.ledger, transaction=bank.engine)
 
         def write(name: str, connection: Connection) -> str:

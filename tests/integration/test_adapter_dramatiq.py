@@ -19,10 +19,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from tests.conditions import wait_until
 from tests.integration.adapting import (
     WRITE,
-    Bank,
     found,
     waiting,
 )
+from tests.integration.callers import Place
 from tests.logs import of_event
 from tests.meddling import MeddlingStore, away
 from tests.records import granted
@@ -291,7 +291,7 @@ def test_called_by_another_actor(
 
 
 def test_transaction(
-    broker: RabbitmqBroker, worker: dramatiq.Worker, bank: Bank, rabbitmq_url: str
+    broker: RabbitmqBroker, worker: dramatiq.Worker, bank: Place, rabbitmq_url: str
 ) -> None:
     """Rows and records are stored together or not at all: an actor that fails after it has written
     leaves no row, and its try is recorded; a duplicate writes nothing.
@@ -328,15 +328,15 @@ def test_transaction(
 def test_transaction_busy(
     broker: RabbitmqBroker,
     worker: dramatiq.Worker,
-    bank: Bank,
+    bank: Place,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A message that is busy comes again, and that is none of the retries; a commit that fails is
     a failure, and leaves nothing.
     """
     with bank.engine.begin() as connection:
-        unique = "UNIQUE (name) DEFERRABLE INITIALLY DEFERRED"
-        connection.execute(text(f"ALTER TABLE rows_of_handlers ADD {unique}"))
+        unique = "UNIQUE (message) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"ALTER TABLE effects ADD {unique}"))
     broker.add_middleware(OnceMiddleware(bank.ledger))
 
     @dramatiq.actor(broker=broker, max_retries=0, once_transaction=bank.engine)
@@ -365,7 +365,7 @@ def test_transaction_busy(
     assert bank.rows() == ["a"]
 
 
-def test_transaction_that_cannot_be(broker: RabbitmqBroker, bank: Bank) -> None:
+def test_transaction_that_cannot_be(broker: RabbitmqBroker, bank: Place) -> None:
     """Actors that cannot be given a session are refused where they are declared, as are those whose
     results cannot be kept.
     """

@@ -22,13 +22,13 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from tests.conditions import LIMIT_S, wait_until_async
 from tests.integration.adapting import (
     WRITE,
-    Bank,
     channel_to,
     declare,
     found,
     publish,
     waiting,
 )
+from tests.integration.callers import Place
 from tests.logs import of_event
 from tests.meddling import MeddlingStore, away
 from tests.records import granted
@@ -278,7 +278,7 @@ def test_acknowledged_by_the_handler(url: str, ledger: Ledger) -> None:
     assert left(url) == (0, 0)
 
 
-def test_transaction(url: str, bank: Bank) -> None:
+def test_transaction(url: str, bank: Place) -> None:
     """Rows and records are stored together or not at all: a handler that fails after it has written
     leaves no row, and its try is recorded; a duplicate writes nothing.
     """
@@ -307,7 +307,7 @@ def test_transaction(url: str, bank: Bank) -> None:
     assert left(url) == (0, 1)
 
 
-def test_transaction_and_ack_policy(url: str, bank: Bank) -> None:
+def test_transaction_and_ack_policy(url: str, bank: Place) -> None:
     """Where the policy sets no tries, the AckPolicy decides of a failed transaction; what is busy
     waits, and what its handler has acknowledged is stored.
     """
@@ -343,7 +343,7 @@ def test_transaction_and_ack_policy(url: str, bank: Bank) -> None:
     assert left(url) == (0, 1)
 
 
-def test_transaction_of_what_is_not_async(url: str, bank: Bank) -> None:
+def test_transaction_of_what_is_not_async(url: str, bank: Place) -> None:
     """A source or a handler that is not async is refused."""
     with pytest.raises(ConfigError, match="hand over an AsyncEngine or async_sessionmaker"):
         once_middleware(bank.ledger, "shop", transaction=bank.engine)

@@ -15,7 +15,6 @@ from tests.conditions import wait_until
 from tests.integration.adapting import (
     WRITE,
     Effects,
-    bank_at,
     channel_to,
     declare,
     found,
@@ -23,6 +22,7 @@ from tests.integration.adapting import (
     publish,
     waiting,
 )
+from tests.integration.callers import place_at
 from tests.integration.pika_worker import callback_in, ledger_in
 from tests.logs import of_event
 from tests.meddling import MeddlingStore, away
@@ -258,7 +258,7 @@ def test_transaction(channel: BlockingChannel, rabbitmq_url: str, postgresql_url
         if message.id == "poison" or runs.count(message.id) < 2:
             raise ValueError("no such account")
 
-    with bank_at(postgresql_url) as bank:
+    with place_at("postgresql", postgresql_url) as bank:
         callback = once_callback(
             bank.ledger, "billing", write, policy=QUICK, transaction=bank.engine
         )

@@ -114,20 +114,6 @@ def test_session_ended_while_it_is_given_back(ledger: Ledger, other: Other) -> N
 # ---- Others go first ---------------------------------------------------------------------------
 
 
-def test_locked_row(ledger: Ledger, other: Other) -> None:
-    """A row that another transaction has locked is waited for."""
-    claim = granted(ledger.claim(_A))
-    other.run("BEGIN")
-    other.lock(_A)
-    with ThreadPoolExecutor(1) as pool:
-        completed = pool.submit(ledger.complete, claim)
-        other.await_waiters()
-        assert not completed.done()
-        other.run("COMMIT")
-        completed.result(LIMIT_S)
-    assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
-
-
 def test_deadlock(ledger: Ledger, other: Other) -> None:
     """A batch that loses in a deadlock is written when the other is through."""
     claims = [granted(outcome) for outcome in ledger.claim_many([_A, _B])]

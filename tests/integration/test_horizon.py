@@ -30,13 +30,6 @@ _RAISED = {
 }
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for those who race."""
-    with ThreadPoolExecutor(_RACERS) as pool:
-        yield pool
-
-
 @pytest.fixture(params=["first", "later"])
 def turn(request: pytest.FixtureRequest, place: Place) -> str:
     """Whether the purge of the test is the first of its consumer."""

@@ -50,13 +50,6 @@ def pay(place: Place, row: str, before: str | None = None) -> ClaimOutcome:
     return outcome
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads for those who race."""
-    with ThreadPoolExecutor(_RACERS) as pool:
-        yield pool
-
-
 @contextmanager
 def holding(place: Place) -> Iterator[Connection]:
     """A transaction that holds the claim. It is rolled back unless it is committed."""

@@ -6,9 +6,8 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import Engine, text
-from tests.integration.callers import Place, opened
-from tests.integration.drivers import engine_on
+from sqlalchemy import text
+from tests.integration.callers import Place
 from tests.records import granted
 
 from oncely.core.commands import Busy, ClaimOutcome, Duplicate, Granted, Written
@@ -16,22 +15,9 @@ from oncely.core.errors import KeysLocked
 from oncely.core.record import Key, State
 from oncely.stores.sql import SqlStore
 
+pytestmark = pytest.mark.parametrize("place", ["postgresql", "mysql"], indirect=True)
+
 HELD = [Key("billing", f"held-{n}") for n in range(8)]
-
-
-@pytest.fixture(params=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A ledger and business rows in one database, on each kind of server."""
-    with opened(request.param, request) as place:
-        yield place
-
-
-@pytest.fixture
-def engine(place: Place) -> Iterator[Engine]:
-    """The engine of another program."""
-    engine = engine_on(place.url)
-    yield engine
-    engine.dispose()
 
 
 Holding = Callable[..., None]
@@ -45,9 +31,9 @@ _LOCK = "SELECT id FROM processed_messages WHERE message_id = :id FOR UPDATE"
 
 
 @pytest.fixture
-def holding(engine: Engine) -> Iterator[Holding]:
+def holding(place: Place) -> Iterator[Holding]:
     """Another program holds keys until the end of the test, in a transaction of its own."""
-    with closing(engine.connect()) as connection:
+    with closing(place.engine.connect()) as connection:
 
         def hold(keys: list[Key], statement: str = _CLAIM) -> None:
             at = datetime(2020, 1, 1, tzinfo=UTC)
@@ -94,7 +80,7 @@ def test_batch_with_held_keys(place: Place, holding: Holding, is_timed: bool) ->
     assert (busy.record.key, busy.record.state) == (HELD[1], State.PROCESSING)
 
 
-def test_held_record_is_shown_as_it_is(place: Place, engine: Engine, holding: Holding) -> None:
+def test_held_record_is_shown_as_it_is(place: Place, holding: Holding) -> None:
     """A record that others see while it is held stands in the answer; a completed one is a
     duplicate, whoever holds it.
     """
@@ -102,7 +88,7 @@ def test_held_record_is_shown_as_it_is(place: Place, engine: Engine, holding: Ho
     place.ledger.fail(granted(place.ledger.claim(failed)), "no")
     place.ledger.complete(granted(place.ledger.claim(done)))
     holding([failed], _LOCK)
-    with engine.connect() as connection, place.ledger.transaction(connection) as inbox:
+    with place.engine.connect() as connection, place.ledger.transaction(connection) as inbox:
         assert isinstance(inbox.claim(done), Duplicate)
         [busy, duplicate] = place.ledger.claim_many([failed, done])
     assert isinstance(busy, Busy)
@@ -110,12 +96,12 @@ def test_held_record_is_shown_as_it_is(place: Place, engine: Engine, holding: Ho
     assert isinstance(duplicate, Duplicate)
 
 
-def test_completions_with_a_held_key(place: Place, engine: Engine) -> None:
+def test_completions_with_a_held_key(place: Place) -> None:
     """Of many that are completed together all are but those that are held, of which an error
     tells; to ask again later completes them.
     """
     claims = [granted(place.ledger.claim(Key("billing", str(n)))) for n in range(20)]
-    with engine.connect() as connection:
+    with place.engine.connect() as connection:
         with place.ledger.transaction(connection) as inbox:
             assert isinstance(inbox.claim(claims[7].key), Busy)
             with pytest.raises(KeysLocked, match="'7'") as locked:
@@ -125,17 +111,6 @@ def test_completions_with_a_held_key(place: Place, engine: Engine) -> None:
     states = [place.find(claim.key).state for claim in claims]
     assert states.count(State.COMPLETED) == 19
     assert {type(each) for each in place.ledger.complete_many(claims)} == {Written}
-
-
-def test_held_key_in_a_transaction_of_the_ledger(place: Place, engine: Engine) -> None:
-    """What the ledger does in a transaction of its own does not wait for ever either."""
-    claim = granted(place.ledger.claim(HELD[0]))
-    with engine.connect() as connection, place.ledger.transaction(connection) as inbox:
-        assert isinstance(inbox.claim(claim.key), Busy)
-        with pytest.raises(KeysLocked):
-            place.ledger.keep_step(claim, "debit", 1)
-    place.ledger.keep_step(claim, "debit", 1)
-    assert place.ledger.steps(claim.key) == {"debit": 1}
 
 
 def test_sessions_wait_as_before_afterwards(place: Place, holding: Holding) -> None:
@@ -155,7 +130,7 @@ def test_sessions_wait_as_before_afterwards(place: Place, holding: Holding) -> N
 
 
 @pytest.mark.parametrize("call", ["purge", "keep_retention"])
-def test_consumer_that_is_being_made_known(place: Place, engine: Engine, call: str) -> None:
+def test_consumer_that_is_being_made_known(place: Place, call: str) -> None:
     """A transaction that is the first to ask for a consumer's horizon, and goes on, keeps others
     waiting for a moment at most.
     """
@@ -164,7 +139,7 @@ def test_consumer_that_is_being_made_known(place: Place, engine: Engine, call: s
         "keep_retention": lambda: place.ledger.keep_retention("billing", "7d"),
     }
     place.ledger.complete(granted(place.ledger.claim(Key("billing", "old"))))
-    strict = engine.execution_options(isolation_level="REPEATABLE READ")
+    strict = place.engine.execution_options(isolation_level="REPEATABLE READ")
     with ThreadPoolExecutor(1) as threads, strict.connect() as connection:
         connection.execute(text("SELECT count(*) FROM effects"))
         with place.ledger.transaction(connection) as inbox:

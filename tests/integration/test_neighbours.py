@@ -1,14 +1,14 @@
 """Writers of different keys, in transactions with a server's own settings, do not meet."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from tests.integration.callers import Place, opened
+from tests.integration.callers import Place
 from tests.records import granted
 
 from oncely.core.errors import StoreError
@@ -19,13 +19,6 @@ THREADS, EACH = 8, 40
 
 Meet = Callable[[], object]
 """Waits until all threads have looked."""
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A ledger on MariaDB, and a program whose sessions are at REPEATABLE READ, its default."""
-    with opened("mysql", request) as place:
-        yield place
 
 
 def track(_: Place, connection: Connection, message_id: str, meet: Meet) -> None:
@@ -46,6 +39,8 @@ def look_and_claim(place: Place, connection: Connection, message_id: str, meet: 
         assert inbox.find(key) is not None
 
 
+# Whose sessions are at REPEATABLE READ, its default.
+@pytest.mark.parametrize("place", ["mysql"], indirect=True)
 @pytest.mark.parametrize("work", [track, look_and_claim])
 def test_different_ids(place: Place, work: Callable[[Place, Connection, str, Meet], None]) -> None:
     """Threads that look for ids of their own, all at once, and then mark them, never deadlock."""

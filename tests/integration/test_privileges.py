@@ -355,10 +355,10 @@ def test_consumer_is_told(
     project = Project(tmp_path, request)
     project.tables["pipeline"]["ledger"] = url
     code, said = project.outcome()
-    lacks = r"starting Spark\n.*: \[pipeline\] ledger: its role lacks what a spark needs; type: "
+    lacks = r"starting Spark\n.*: \[pipeline\] ledger: its role lacks what Spark needs; type: "
     assert code == 2
     assert re.match(f"{lacks}{grant[7:]}", said)
-    with pytest.raises(ConfigError, match="its role lacks what a spark needs; type: GRANT"):
+    with pytest.raises(ConfigError, match="its role lacks what Spark needs; type: GRANT"):
         migrated_ledger(LedgerAddress(url))
     assert main(["check", "--ledger", url]) == 1
     assert re.match(grant, capsys.readouterr().out.removesuffix("\n"))

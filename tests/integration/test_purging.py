@@ -1,17 +1,18 @@
 """Purging beside others at work, and past many records that stay."""
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from sqlalchemy import text
 from tests.conditions import wait_until
-from tests.integration.callers import Place, opened
+from tests.integration.callers import Place
 from tests.records import granted
 
 from oncely.core.commands import Granted
 from oncely.core.record import Key
 from oncely.ledger.ledger import open_ledger
+
+pytestmark = pytest.mark.parametrize("place", ["postgresql", "mysql"], indirect=True)
 
 LIVE, OLD, BATCH = 4_000, 1_000, 50
 
@@ -21,13 +22,6 @@ _ROWS_READ = {
     "mysql": "SELECT sum(variable_value) FROM information_schema.global_status"
     " WHERE variable_name IN ('HANDLER_READ_NEXT', 'HANDLER_READ_RND_NEXT')",
 }
-
-
-@pytest.fixture(params=["postgresql", "mysql"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A ledger and business rows in one database, on each kind of server."""
-    with opened(request.param, request) as place:
-        yield place
 
 
 @pytest.mark.parametrize("with_steps", [False, True])

@@ -196,20 +196,15 @@ def _once(bank: Bank, transaction: Any) -> Callable[[Callable[..., Any]], Any]:
 
 @hows
 @pytest.mark.parametrize("begins", [lambda engine: engine, sessionmaker], ids=["engine", "session"])
-def test_once(bank: Bank, how: str, begins: Callable[[Engine], Any]) -> None:
+@pytest.mark.parametrize(
+    ("bank", "driver"),
+    [("postgresql", "psycopg"), ("postgresql", "psycopg2"), ("mysql", "pymysql")],
+    indirect=["bank"],
+)
+def test_once(bank: Bank, how: str, driver: str, begins: Callable[[Engine], Any]) -> None:
     """A function in a transaction with its claim runs once."""
-    charge = _once(bank, begins(bank.engine))(_handle)
-    _spoil(bank, how, bank.engine)
-    charge(Message("1", b"{}"))
-    bank.check_once("1")
-
-
-@hows
-@pytest.mark.parametrize("bank", ["postgresql"], indirect=True)
-def test_once_on_another_driver(bank: Bank, how: str) -> None:
-    """The same with psycopg2."""
-    engine = create_engine(make_url(bank.url).set(drivername="postgresql+psycopg2"))
-    charge = _once(bank, engine)(_handle)
+    engine = create_engine(make_url(bank.url).set(drivername=f"{bank.kind}+{driver}"))
+    charge = _once(bank, begins(engine))(_handle)
     _spoil(bank, how, engine)
     charge(Message("1", b"{}"))
     bank.check_once("1")

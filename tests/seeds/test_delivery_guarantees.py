@@ -27,7 +27,7 @@ from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
 from oncely.once import once
-from oncely.testing import ManualClock, at_once
+from oncely.testing import ManualClock
 from oncely.tracker import AsyncMessageTracker, MessageTracker
 
 _CONSUMER = "orders"
@@ -111,24 +111,6 @@ def test_tracked_work_is_done_once(ledger: Ledger, engine: Engine) -> None:
             assert handle_tracked(connection, message_id) is expected
     assert orders_in(engine) == ["pens"]
     assert ledger.counts() == {(_CONSUMER, State.COMPLETED): 1}
-
-
-@on_a_server_too
-def test_the_loser_of_two_is_told(ledger: Ledger, engine: Engine) -> None:
-    """Two do the same work at once and mark it: one is told, and its work is rolled back."""
-
-    def handle(_: int) -> str:
-        try:
-            with engine.begin() as connection:
-                tracker = MessageTracker(connection, _CONSUMER)
-                tracker.mark_as_processed(MESSAGE.id)
-                buy(connection)
-        except DuplicateError:
-            return "told"
-        return "done"
-
-    assert sorted(at_once(4, handle)) == ["done", "told", "told", "told"]
-    assert orders_in(engine) == ["pens"]
 
 
 @on_a_server_too

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 from tests.conditions import LIMIT_S
 from tests.seeds.conftest import OpenLedger, in_memory, on_a_server_too, orders_in
 
@@ -20,7 +20,6 @@ from oncely.core.errors import MessageError, MismatchError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
-from oncely.testing import at_once
 
 _QUEUE = "orders"
 _KEY = Key(_QUEUE, "1")
@@ -214,22 +213,6 @@ def test_record_and_work_commit_together(
     assert ledger.counts() == {(_QUEUE, State.COMPLETED): 1}
     with engine.begin() as connection, message_context("1", _QUEUE, connection):
         assert idempotent_consumer(another_ledger())(buy)(connection) is None
-    assert orders_in(engine) == ["pens"]
-
-
-@on_a_server_too
-def test_two_transactions_at_once(
-    ledger: Ledger, another_ledger: OpenLedger, engine: Engine
-) -> None:
-    """The second waits for the first, and does not run; both of them commit."""
-    ledgers = [ledger, another_ledger()]
-    sessions = sessionmaker(engine)
-
-    def deliver(number: int) -> str | None:
-        with sessions.begin() as session, message_context("1", _QUEUE, session):
-            return idempotent_consumer(ledgers[number])(buy)(session)
-
-    assert sorted(at_once(2, deliver), key=str) == [None, "pens"]
     assert orders_in(engine) == ["pens"]
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import text
-from tests.records import record_of
+from tests.records import granted, record_of
 
-from oncely import Claim, Granted, Key, Record, open_ledger
+from oncely import Claim, Key, Record, open_ledger
 from oncely.spark.modes.table_rows import TableRowsTask
 from oncely.spark.modes.target_table import open_target, work_engine
 from oncely.spark.sink.channel import TaskChannel
@@ -83,9 +83,7 @@ class Place:
 
     def hold(self, id_: str, lease: str) -> Claim:
         """A claim of somebody else's."""
-        outcome = self.ledger.claim(Key("tests", id_), lease)
-        assert isinstance(outcome, Granted)
-        return outcome.claim
+        return granted(self.ledger.claim(Key("tests", id_), lease))
 
     def set_aside(self) -> dict[str | None, tuple[str, str]]:
         """What is in the quarantine: by its id the reason, and the row."""

@@ -1,7 +1,6 @@
 """A batch handler: what it is given, what becomes of a batch, and of its messages."""
 
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from tests.records import record_of
 from tests.spark.conftest import drain
 from tests.turns import in_turn
 
-from oncely import ConfigError, Key, Ledger, State, open_ledger
+from oncely import ConfigError, Key, Ledger, State
 from oncely.spark import Report, foreach_batch, process
 
 HERE = Path(__file__).parent
@@ -195,29 +194,6 @@ def test_in_doubt(
         ledger.reset(Key("tests/batches", shop.keys[0]))
         assert process(frame("a"), **told_all).handled == 2
         assert shop.given == [{"a", "b"}, {"a", "b"}]
-
-
-@pytest.mark.in_turn("batches")
-@pytest.mark.parametrize("server", in_turn("server of batches", ["postgresql_url", "mysql_url"]))
-def test_on_a_server(
-    server: str,
-    request: pytest.FixtureRequest,
-    frame: Frame,
-    shop: Shop,
-    settings: dict[str, Any],
-) -> None:
-    """Claims, steps and marks are the same in every ledger that has transactions."""
-    url = request.getfixturevalue(server)
-    there = settings | {"ledger": url}
-    shop.error = ValueError("not yet")
-    rows = [f"m{n}" for n in range(100)]
-    assert process(frame(*rows, *rows[:9]), handler_batch=shop, **there).waiting == 100
-    shop.error = None
-    again = process(frame(*rows, "new"), handler_batch=shop, **there)
-    assert (again.handled, again.duplicates) == (101, 100)
-    assert shop.given == [{*rows}, {*rows}, {"new"}]
-    with closing(open_ledger(url)) as ledger:
-        assert states(ledger) == {State.COMPLETED: 101}
 
 
 @pytest.mark.in_turn("batches")

@@ -1,6 +1,6 @@
 """Mode `leased`: what handlers can do with a message, and what is left where a task dies."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,28 +8,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
-from tests.conformance.conftest import url_of
 from tests.records import granted, record_of
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
-from tests.turns import in_turn
 
-from oncely import Ledger, Message, Record, Relay, State, open_ledger
+from oncely import Ledger, Message, Relay, State, open_ledger
 from oncely.spark.sink.counts import Counts
 from oncely.transports.open_transport import open_transport
 
 Run = Callable[..., Counts]
-
-
-@pytest.fixture(params=in_turn("store of leased tasks", ["sqlite", "postgresql"]))
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of either kind."""
-    return url_of(request.param, request, tmp_path)
-
-
-def opened(url: str) -> Iterator[Ledger]:
-    with closing(open_ledger(url)) as ledger:
-        ledger.migrate()
-        yield ledger
 
 
 @pytest.fixture
@@ -52,7 +38,7 @@ def received(queue: str) -> list[tuple[str, bytes]]:
 # ---- What a handler can do ---------------------------------------------------------------------
 
 
-def test_steps_are_passed_over(url: str, tmp_path: Path) -> None:
+def test_steps_are_passed_over(run: Run, ledger: Ledger) -> None:
     """A step that has run is not run by the next try; its result is there."""
     ran: list[str] = []
 
@@ -66,13 +52,10 @@ def test_steps_are_passed_over(url: str, tmp_path: Path) -> None:
             raise ValueError("the log is away")
         return int(number)
 
-    for ledger in opened(url):
-        counts = run_task(
-            ledger, handle, tmp_path, ["a", "b"], drains=True, backoff="10ms", results="keep"
-        )
-        assert counts.handled == 2
-        assert ran == ["a", "b"]
-        assert [record_of(ledger, key_of(id_)).result for id_ in "ab"] == [1, 2]
+    counts = run(handle, "a", "b", drains=True, backoff="10ms", results="keep")
+    assert counts.handled == 2
+    assert ran == ["a", "b"]
+    assert [record_of(ledger, key_of(id_)).result for id_ in "ab"] == [1, 2]
 
 
 @pytest.fixture
@@ -84,7 +67,7 @@ def queue(tmp_path: Path) -> str:
     return url
 
 
-def test_what_is_sent_waits_for_the_end(url: str, queue: str, tmp_path: Path) -> None:
+def test_what_is_sent_waits_for_the_end(run: Run, ledger: Ledger, queue: str) -> None:
     """It is stored with the completion of a handler that succeeds; a relay sends it."""
 
     def handle(message: Message) -> None:
@@ -92,17 +75,14 @@ def test_what_is_sent_waits_for_the_end(url: str, queue: str, tmp_path: Path) ->
         if message.id == "b":
             raise ValueError("never")
 
-    for ledger in opened(url):
-        counts = run_task(
-            ledger, handle, tmp_path, ["a", "b", "c"], drains=True, tries="2", backoff="10ms"
-        )
-        assert (counts.handled, counts.failed) == (2, 1)
-        assert ledger.mailbox.backlog().waiting == 2
-        assert ledger.counts() == {("tests", State.HANDLED): 2, ("tests", State.FAILED): 1}
-        with closing(open_transport(queue)) as transport:
-            assert Relay(ledger, transport).send_waiting().sent == 2
-        assert [body for _, body in received(queue)] == [b'{"for": "a"}', b'{"for": "c"}']
-        assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
+    counts = run(handle, "a", "b", "c", drains=True, tries="2", backoff="10ms")
+    assert (counts.handled, counts.failed) == (2, 1)
+    assert ledger.mailbox.backlog().waiting == 2
+    assert ledger.counts() == {("tests", State.HANDLED): 2, ("tests", State.FAILED): 1}
+    with closing(open_transport(queue)) as transport:
+        assert Relay(ledger, transport).send_waiting().sent == 2
+    assert [body for _, body in received(queue)] == [b'{"for": "a"}', b'{"for": "c"}']
+    assert ledger.counts() == {("tests", State.COMPLETED): 2, ("tests", State.FAILED): 1}
 
 
 def test_a_task_sends_where_it_is_told_to(
@@ -146,21 +126,6 @@ def test_copies_in_other_chunks_wait_as_well(ledger: Ledger, tmp_path: Path) -> 
     assert tried == ["a"]
 
 
-def test_duplicates_are_taken_down_once_a_day(run: Run, ledger: Ledger) -> None:
-    """A replay writes nothing, unless it is told to."""
-    ids = [f"m{n}" for n in range(300)]
-
-    def replayed(counted: str) -> list[Record]:
-        counts = run(lambda _: None, *ids, count_duplicates=counted)
-        assert (counts.handled, counts.duplicates_ledger) == (0, 300)
-        return [record_of(ledger, key_of(id_)) for id_ in ids]
-
-    assert run(lambda _: None, *ids).handled == 300
-    before = [record_of(ledger, key_of(id_)) for id_ in ids]
-    assert replayed("daily") == before
-    assert {record.duplicates for record in replayed("each")} == {1}
-
-
 # ---- Fences ------------------------------------------------------------------------------------
 
 
@@ -187,31 +152,32 @@ def test_who_was_taken_over_stores_nothing(run: Run, ledger: Ledger, ledger_url:
 
 
 @pytest.mark.parametrize("on_in_doubt", ["tests.spark.tasks:probe", "hold", "retry"])
-def test_a_crash_in_the_midst_of_a_chunk(url: str, tmp_path: Path, on_in_doubt: str) -> None:
+def test_a_crash_in_the_midst_of_a_chunk(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, on_in_doubt: str
+) -> None:
     """A probe tells which effects have happened; hold doubles none; retry loses none."""
     use(tmp_path)
     ids = [f"m{number}" for number in range(10)]
 
     def work() -> None:
-        run_task(open_ledger(url), append, tmp_path, ids, 5, lease="1s", chunk="5")
+        run_task(open_ledger(ledger_url), append, tmp_path, ids, 5, lease="1s", chunk="5")
 
-    for ledger in opened(url):
-        assert is_killed_at("in_handler", 3, work)
-        counts = run_task(
-            ledger, append, tmp_path, ids, 5, lease="1s", since="0", on_in_doubt=on_in_doubt
-        )
-        effects = (tmp_path / "effects").read_text().split()
-        # Three of five that were claimed have happened; of the last five nobody knew.
-        match on_in_doubt:
-            case "hold":
-                assert effects == [*ids[:3], *ids[5:]]
-                assert (counts.handled, counts.in_doubt) == (5, 5)
-            case "retry":
-                assert sorted(effects) == sorted([*ids[:3], *ids])
-                assert (counts.handled, counts.in_doubt) == (10, 0)
-            case _:
-                assert sorted(effects) == ids
-                assert (counts.handled, counts.duplicates_input) == (7, 3)
+    assert is_killed_at("in_handler", 3, work)
+    counts = run_task(
+        ledger, append, tmp_path, ids, 5, lease="1s", since="0", on_in_doubt=on_in_doubt
+    )
+    effects = (tmp_path / "effects").read_text().split()
+    # Three of five that were claimed have happened; of the last five nobody knew.
+    match on_in_doubt:
+        case "hold":
+            assert effects == [*ids[:3], *ids[5:]]
+            assert (counts.handled, counts.in_doubt) == (5, 5)
+        case "retry":
+            assert sorted(effects) == sorted([*ids[:3], *ids])
+            assert (counts.handled, counts.in_doubt) == (10, 0)
+        case _:
+            assert sorted(effects) == ids
+            assert (counts.handled, counts.duplicates_input) == (7, 3)
 
 
 # ---- Too old -----------------------------------------------------------------------------------

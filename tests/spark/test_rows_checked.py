@@ -37,14 +37,9 @@ def schema(**types: DataType) -> StructType:
 
 
 @pytest.fixture(params=in_turn("database of checked rows", ["sqlite", "postgresql", "mysql"]))
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return url_of(request.param, request, tmp_path)
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     """A database with a table of the user's own."""
-    made = work_engine(url)
+    made = work_engine(url_of(request.param, request, tmp_path))
     with made.begin() as connection:
         connection.execute(text(PAYMENTS))
     yield made

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 from tests.conditions import wait_until
-from tests.records import record_of
+from tests.records import granted, record_of
 from tests.spark.conftest import HERE
 
-from oncely import Claim, ConfigError, Granted, Key, Ledger, Policy, State
+from oncely import ConfigError, Granted, Key, Ledger, Policy, State
 from oncely.core.commands import Outcome
 from oncely.spark.sink.sink_options import read_options
 
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Effects, Write
 
 Frame = Callable[..., "DataFrame"]
-
-
-def claimed(ledger: Ledger, id_: str, lease: str) -> Claim:
-    outcome = ledger.claim(Key("tests", id_), lease)
-    assert isinstance(outcome, Granted)
-    return outcome.claim
 
 
 def set_aside(folder: Path) -> list[dict[str, Any]]:
@@ -120,31 +114,13 @@ def test_another_body_under_a_known_id(frame: Frame, write: "Write", effects: "E
     assert effects.per_message() == {"a": 1}
 
 
-def test_a_live_claim_is_waited_for(
-    frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
-) -> None:
-    """What another worker holds is a duplicate once that worker completes it."""
-    claim = claimed(ledger, "a", "1h")
-
-    def complete_once_it_is_waited_for() -> None:
-        wait_until(effects.lines)
-        ledger.complete(claim)
-
-    with ThreadPoolExecutor(1) as pool:
-        completed = pool.submit(complete_once_it_is_waited_for)
-        counts = write(frame("a", "b"))
-        completed.result()
-    assert (counts.handled, counts.duplicates_ledger) == (1, 1)
-    assert effects.per_message() == {"b": 1}
-
-
 def test_a_probe_decides_what_is_in_doubt(
     frame: Frame, write: "Write", effects: "Effects", ledger: Ledger
 ) -> None:
     """It completes the message, or runs it; one that fails or does not know leaves the doubt."""
     findings = ("happened", "not_happened", "unknown", "no answer")
     for id_ in findings:
-        claimed(ledger, id_, "500ms")
+        granted(ledger.claim(Key("tests", id_), "500ms"))
     messages = frame("new", *((id_, f'{{"finding": "{id_}"}}') for id_ in findings))
     counts = write(messages, on_in_doubt="handlers:happened")
     assert (counts.handled, counts.duplicates_ledger, counts.in_doubt) == (2, 1, 2)
@@ -226,7 +202,7 @@ def test_a_claim_without_end_is_not_waited_for_for_ever(
     frame: Frame, write: "Write", ledger: Ledger
 ) -> None:
     """A claim that never runs out is in doubt after one lease of waiting."""
-    claimed(ledger, "a", "none")
+    granted(ledger.claim(Key("tests", "a"), "none"))
     assert write(frame("a"), lease="1s").in_doubt == 1
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import inspect
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.conditions import LIMIT_S
 from tests.meddling import MeddlingStore
+from tests.processes import printed
 from tests.records import granted, record_of
 from tests.unit.conftest import Stall
 
@@ -89,6 +88,18 @@ async def cancelled(task: "asyncio.Task[Any]") -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, LIMIT_S)
+
+
+def cancelled_at(stall: Stall, call: Coroutine[Any, Any, object]) -> None:
+    """Cancel a call whose write stalls, and let that go on."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(call)
+        await stall.is_reached()
+        await cancelled(task)
+        stall.go_on.set()
+
+    run(main())
 
 
 def keys_of(number: int) -> list[Key]:
@@ -262,15 +273,8 @@ def test_cancelled_in_flight(calls: AsyncLedger, ledger: Ledger, stall: Stall, c
     or many.
     """
     keys = keys_of(count)
-
-    async def main() -> None:
-        claiming = calls.claim(keys[0]) if count == 1 else calls.claim_many(keys)
-        task = asyncio.ensure_future(claiming)
-        await stall.is_reached()
-        await cancelled(task)
-        stall.go_on.set()
-
-    run(main())
+    claiming = calls.claim(keys[0]) if count == 1 else calls.claim_many(keys)
+    cancelled_at(stall, claiming)
     ledger.close()
     assert ledger.counts() == {}
 
@@ -283,14 +287,7 @@ def test_right_to_send_is_held_by_nobody(
     stall = Stall()
     # The insert before it finds the record there.
     meddling.once(lambda: meddling.once(stall.hold))
-
-    async def main() -> None:
-        task = asyncio.ensure_future(calls.claim(key))
-        await stall.is_reached()
-        await cancelled(task)
-        stall.go_on.set()
-
-    run(main())
+    cancelled_at(stall, calls.claim(key))
     ledger.close()
     assert isinstance(ledger.claim(key), Handled)
 
@@ -344,14 +341,7 @@ def test_completion_in_flight_ends(
     calls: AsyncLedger, ledger: Ledger, claim: Claim, stall: Stall
 ) -> None:
     """A completion that is cancelled in flight is stored all the same."""
-
-    async def main() -> None:
-        task = asyncio.ensure_future(calls.complete(claim, "done"))
-        await stall.is_reached()
-        await cancelled(task)
-        stall.go_on.set()
-
-    run(main())
+    cancelled_at(stall, calls.complete(claim, "done"))
     ledger.close()
     record = record_of(ledger, claim.key)
     assert (record.state, record.result) == (State.COMPLETED, "done")
@@ -396,19 +386,6 @@ GO_ON
 """
 
 
-def printed(program: str) -> str:
-    """What a program prints that ends well, and in time, in a process of its own."""
-    ended = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
 @pytest.mark.parametrize(
     ("go_on", "left"),
     [("atexit.register(go_on.set)", 0), ("oncely.ledger.group_commit._PATIENCE_S = 0.1", 1)],
@@ -417,7 +394,7 @@ def test_exit_gives_back(go_on: str, left: int) -> None:
     """What was granted to a cancelled task is given back before the program ends; a store that
     hangs does not keep it from ending.
     """
-    assert printed(CANCELLED_AT_EXIT.replace("GO_ON", go_on)) == f"{left}\n"
+    assert printed(CANCELLED_AT_EXIT.replace("GO_ON", go_on), "-X", "dev") == f"{left}\n"
 
 
 SAME_AS_BEFORE = {"mailbox", "can_defer", "transaction"}

@@ -231,6 +231,28 @@ def test_wrong_headers(headers: dict[str, Any], reason: str) -> None:
         Message.from_cloudevent(headers, b"")
 
 
+WRONG_DATA: list[tuple[dict[str, Any], str]] = [
+    ({"data": 1, "data_base64": "MQ=="}, "both data and data_base64"),
+    ({"data": None, "data_base64": "MQ=="}, "both data and data_base64"),
+    ({"data_base64": "M!Q=="}, "not base64"),
+    ({"data_base64": "MQ"}, "not base64"),
+    ({"data_base64": "é"}, "not base64"),
+    ({"data_base64": 1}, "not base64"),
+    ({"data": {}, "datacontenttype": "text/plain"}, "data is not text"),
+    (
+        {"data": "é", "datacontenttype": "text/plain; charset=ascii"},
+        "the charset of datacontenttype",
+    ),
+    (
+        {"data": "é", "datacontenttype": "text/plain; charset=none"},
+        "the charset of datacontenttype",
+    ),
+    ({"data": "\ud800"}, "cannot hold"),
+    ({"data": "\ud800", "datacontenttype": "text/plain"}, "the charset of datacontenttype"),
+]
+"""That cannot become bytes, or stands there twice."""
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -244,40 +266,13 @@ def test_wrong_headers(headers: dict[str, Any], reason: str) -> None:
         (json.dumps({**EVENT, "time": 1}).encode(), "time is not an RFC 3339 time"),
         (json.dumps({**EVENT, "datacontenttype": 7}).encode(), "datacontenttype"),
         (json.dumps(EVENT).encode()[:-1] + b', "data": 1e999}', "cannot hold"),
+        *((json.dumps(EVENT | members).encode(), reason) for members, reason in WRONG_DATA),
     ],
 )
 def test_wrong_bodies(body: bytes, reason: str) -> None:
     """A body that is not an event in JSON is refused, as is a number that would be Infinity."""
     with pytest.raises(MessageError, match=reason):
         Message.from_cloudevent(STRUCTURED, body)
-
-
-@pytest.mark.parametrize(
-    ("members", "reason"),
-    [
-        ({"data": 1, "data_base64": "MQ=="}, "both data and data_base64"),
-        ({"data": None, "data_base64": "MQ=="}, "both data and data_base64"),
-        ({"data_base64": "M!Q=="}, "not base64"),
-        ({"data_base64": "MQ"}, "not base64"),
-        ({"data_base64": "é"}, "not base64"),
-        ({"data_base64": 1}, "not base64"),
-        ({"data": {}, "datacontenttype": "text/plain"}, "data is not text"),
-        (
-            {"data": "é", "datacontenttype": "text/plain; charset=ascii"},
-            "the charset of datacontenttype",
-        ),
-        (
-            {"data": "é", "datacontenttype": "text/plain; charset=none"},
-            "the charset of datacontenttype",
-        ),
-        ({"data": "\ud800"}, "cannot hold"),
-        ({"data": "\ud800", "datacontenttype": "text/plain"}, "the charset of datacontenttype"),
-    ],
-)
-def test_wrong_data(members: dict[str, Any], reason: str) -> None:
-    """Data that cannot become bytes, or stands there twice, is refused."""
-    with pytest.raises(MessageError, match=reason):
-        structured(**members)
 
 
 def is_read_or_refused(headers: Mapping[str, Any], body: bytes) -> bool:

@@ -6,12 +6,14 @@ from collections import defaultdict
 
 import pytest
 from tests.conditions import wait_until
+from tests.records import granted, record_of
 from tests.unit.conftest import Queue
 
 from oncely.consumer import Consumer
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.core.policy import Policy
+from oncely.core.record import Key
 from oncely.core.verdicts import Ack, Delay
 from oncely.ledger.ledger import Ledger
 
@@ -215,3 +217,33 @@ def test_the_wrong_id(queue: Queue, ledger: Ledger) -> None:
     assert consumer.consume(raise_error, drain=True).dead_lettered == 1
     assert MessageError.__name__ in queue.put_aside()["1"]
     assert Delay(1.0) not in queue.verdicts
+
+
+def test_a_suspect_runs_alone(queue: Queue, live: Ledger) -> None:
+    """A message whose claim ran out runs while nothing else does, and is claimed for that."""
+    key = Key("billing", "x")
+    granted(live.claim(key, lease="1ms"))
+    until = record_of(live, key).lease_until or 0.0
+    wait_until(lambda: live.now() > until)
+    lock, running, beside = threading.Lock(), set[str](), dict[str, set[str]]()
+    x_runs, is_alone = threading.Event(), list[bool]()
+
+    def handle(message: Message) -> None:
+        with lock:
+            running.add(message.id)
+            beside[message.id] = {*running}
+        if message.id == "a":
+            # Where it runs beside this one it begins before that has ended.
+            x_runs.wait(0.2)
+        if message.id == "x":
+            x_runs.set()
+            record = record_of(live, key)
+            is_alone.append((record.metadata or {}).get("claimed_alone") == record.fence)
+        with lock:
+            beside[message.id] |= running
+            running.remove(message.id)
+
+    queue.put(*"abxcdefgh")
+    assert consumer_of(queue, live).consume(handle, drain=True).handled == 9
+    assert (beside["x"], is_alone) == ({"x"}, [True])
+    assert record_of(live, key).attempts == 1

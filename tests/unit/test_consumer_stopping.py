@@ -18,6 +18,8 @@ from tests.unit.conftest import Outage, Queue, Sql, extended
 from oncely._util import sqlite_files
 from oncely.consumer import Consumer
 from oncely.consumer.report import ConsumerReport
+from oncely.consumer.sink import DeliverySink
+from oncely.consumer.turn import DeliveryTurn
 from oncely.core.errors import FencedError
 from oncely.core.message import Message
 from oncely.core.policy import Policy, at_least_once, at_most_once, effectively_once
@@ -27,6 +29,7 @@ from oncely.core.verdicts import Ack, Delay, Requeue
 from oncely.ledger.ledger import Ledger
 from oncely.middleware import RateLimited
 from oncely.middleware.chain import CallNext, Middleware
+from oncely.transports.transport import Delivery
 
 
 @pytest.fixture
@@ -104,6 +107,43 @@ def test_stopped_before(queue: Queue, ledger: Ledger) -> None:
     consumer.stop()
     assert consumer.consume(lambda _: None) == ConsumerReport()
     assert consumer.consume(lambda _: None, drain=True).handled == 1
+
+
+def test_ended_before_an_error(
+    queue: Queue, ledger: Ledger, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has ended when an error ends the consumer is stored; all else is given back."""
+    go, c_runs, receive = threading.Event(), threading.Event(), queue.receive
+
+    def handle(message: Message) -> None:
+        if message.id == "a":
+            assert go.wait(LIMIT_S)
+            return
+        if message.id == "c":
+            c_runs.set()
+        hang.wait(LIMIT_S)
+
+    def receive_until_claimed(*how: Any) -> Sequence[Delivery]:
+        if ledger.find(Key("billing", "c")) is None:
+            return receive(*how)
+        go.set()
+        # In the thread in which "a" has run.
+        assert c_runs.wait(LIMIT_S)
+        raise ValueError("no more messages")
+
+    def noting(_: DeliverySink, turns: Sequence[DeliveryTurn]) -> None:
+        given_back.update(turn.message.id for turn in turns)
+
+    given_back: set[str] = set()
+    monkeypatch.setattr(DeliverySink, "give_back", noting)
+    monkeypatch.setattr(queue, "receive", receive_until_claimed)
+    queue.put("a", "b", "c")
+    with pytest.raises(ValueError, match="no more messages"):
+        consumer_of(queue, ledger).concurrency(2).consume(handle)
+    monkeypatch.undo()
+    assert ledger.counts() == {("billing", State.COMPLETED): 1}
+    assert queue.verdicts == [Ack()]
+    assert {*waiting(queue)} == given_back == {"b", "c"}
 
 
 @pytest.mark.parametrize("grace", [0, 0.1])

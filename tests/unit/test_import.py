@@ -1,12 +1,10 @@
 """`import oncely` is light, and every public name comes when it is asked for."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
+from tests.processes import printed
 
 import oncely
 
@@ -19,45 +17,38 @@ IMPORT = """
 import json, sys
 before = {*sys.modules}
 import oncely
-print(json.dumps({"modules": sorted({*sys.modules} - before)}))
+print(json.dumps(sorted({*sys.modules} - before)))
 """
 ALL_NAMES = """
 import json, sys
 import oncely
 for name in oncely.__all__:
     getattr(oncely, name)
-print(json.dumps({"modules": sorted(sys.modules)}))
+print(json.dumps(sorted(sys.modules)))
 """
 HELP = """
 import contextlib, io, json, sys
 from oncely.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     main(["dead", "list", "--help"])
-print(json.dumps({"modules": sorted(sys.modules)}))
+print(json.dumps(sorted(sys.modules)))
 """
 
 
-def in_fresh_process(program: str) -> Any:
-    """What the program prints as JSON, in a process of its own."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    )
-    return json.loads(ended.stdout)
+def modules_of(program: str) -> set[str]:
+    """The modules that the program says it has loaded, in a process of its own."""
+    return {*json.loads(printed(program))}
 
 
 def test_import_is_quick() -> None:
     """The import loads few modules, of which each takes its time."""
-    assert len(in_fresh_process(IMPORT)["modules"]) < 100
+    assert len(modules_of(IMPORT)) < 100
 
 
 MIDDLEWARE = """
 import json, sys
 from oncely.middleware import Logged, RateLimited, TimeLimit, Idempotent
-print(json.dumps({"modules": sorted(sys.modules)}))
+print(json.dumps(sorted(sys.modules)))
 """
 NO_LOOP = """
 import json, sys
@@ -67,7 +58,7 @@ ledger.complete(ledger.claim(oncely.Key("billing", "1")).claim)
 modules = sorted(sys.modules)
 # Its idle threads keep no program running.
 oncely.AsyncLedger(ledger)
-print(json.dumps({"modules": modules}))
+print(json.dumps(modules))
 """
 
 
@@ -83,13 +74,13 @@ print(json.dumps({"modules": modules}))
 )
 def test_import_is_light(program: str, heavy: Sequence[str]) -> None:
     """Nobody loads a driver, Spark, what the CLI needs or asyncio without need of it."""
-    assert not {*heavy} & {*in_fresh_process(program)["modules"]}
+    assert not {*heavy} & modules_of(program)
 
 
 def test_help_is_light() -> None:
     """The help of a command imports nothing that commands work with."""
-    modules = set(in_fresh_process(HELP)["modules"])
-    assert not {*HEAVY, "oncely.ledger", "oncely.consumer", "oncely.spark"} & modules
+    heavy = {*HEAVY, "oncely.ledger", "oncely.consumer", "oncely.spark"}
+    assert not heavy & modules_of(HELP)
 
 
 def test_names() -> None:

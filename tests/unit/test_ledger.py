@@ -1,6 +1,5 @@
 """The ledger: its loop of deciding and swapping, what it keeps, and what operators may do."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from tests.meddling import MeddlingStore
 from tests.records import granted, record_of
+from tests.unit.conftest import Stall
 
 from oncely.core.commands import Busy, Duplicate, Fail, Granted, Mismatch
 from oncely.core.errors import ConfigError, ContentionError, FencedError, MessageError
@@ -253,20 +253,14 @@ class SideBySide(MeddlingStore):
 def test_as_many_batches_as_the_store_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single call goes on beside another that stands still in such a store."""
     monkeypatch.setattr(group_commit, "STALL_S", 60.0)
-    reached, go_on = threading.Event(), threading.Event()
-    store = SideBySide(MemoryStore())
-
-    def stand_still() -> None:
-        reached.set()
-        assert go_on.wait(60)
-
-    store.once(stand_still)
+    stall, store = Stall(), SideBySide(MemoryStore())
+    store.once(stall.hold)
     with closing(Ledger(store)) as ledger, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ledger.claim, Key("billing", "1"))
-        assert reached.wait(60)
+        assert stall.reached.wait(60)
         second = pool.submit(ledger.claim, Key("billing", "2"))
         try:
             granted(second.result(60))
         finally:
-            go_on.set()
+            stall.go_on.set()
         granted(first.result(60))

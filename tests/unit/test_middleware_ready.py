@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,10 +15,10 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S
 from tests.logs import events_in
+from tests.processes import printed
 from tests.records import record_of
 
-import oncely
-from oncely.core.errors import BusyError, ConfigError, MessageError
+from oncely.core.errors import ConfigError
 from oncely.core.message import Message
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
@@ -116,26 +114,6 @@ def test_runs_once(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) 
     assert run(idempotent, handler) is None
     assert ran == ["abc-123"]
     assert record_of(ledger, KEY).state is State.COMPLETED
-
-
-def test_refusals(run: Run, ledger: Ledger, handler: CallNext, ran: list[str]) -> None:
-    """What the ledger does not grant is raised, and does not run."""
-    ledger.claim(KEY)
-    idempotent = Idempotent(ledger, "billing")
-    with pytest.raises(BusyError):
-        run(idempotent, handler)
-    with pytest.raises(MessageError, match="id"):
-        run(idempotent, handler, Message(""))
-    assert ran == []
-
-
-def test_steps_inside(run: Run, ledger: Ledger) -> None:
-    """The handler can ask under which claim it runs, in a thread and in a task."""
-
-    def handler(message: Message) -> str:
-        return oncely.current().claim.key.consumer
-
-    assert run(Idempotent(ledger, "billing"), handler) == "billing"
 
 
 # ---- Logged ------------------------------------------------------------------------------------
@@ -510,12 +488,6 @@ def test_tracing_is_not_installed() -> None:
         "try:\n    from oncely.middleware import Traced\n"
         "except oncely.ConfigError as error:\n    print(error)"
     )
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.stdout.startswith("opentelemetry")
-    assert ended.stdout.endswith("is not installed; type: pip install 'oncely[tracing]'\n")
+    said = printed(program)
+    assert said.startswith("opentelemetry")
+    assert said.endswith("is not installed; type: pip install 'oncely[tracing]'\n")

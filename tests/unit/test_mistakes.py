@@ -3,8 +3,6 @@
 import asyncio
 import enum
 import functools
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from tests.logs import of_event
+from tests.processes import printed
 from tests.records import granted, record_of
 
 from oncely.barrier import idempotent_consumer, message_context
@@ -77,7 +76,11 @@ def guard(ledger: Ledger) -> Decorate:
 # ---- Ledger, consumer, policy, lease ---------------------------------------------------------
 
 
-@every
+def _relay(ledger: Any) -> Any:
+    return Relay(ledger, open_transport("memory://a"))
+
+
+@pytest.mark.parametrize("use", [*NAMED, idempotent_consumer, ProcessedMessageRepository, _relay])
 def test_ledger_that_is_none(ledger: Ledger, use: Decorate) -> None:
     """A URL, an AsyncLedger or anything else in the ledger's place is named, and never shown."""
     for wrong in ("postgresql://me:secret@db", AsyncLedger(ledger), None, object()):
@@ -218,17 +221,6 @@ def test_ledger_of_an_async_engine(engine: Engine) -> None:
                 open_ledger(wrong)
 
 
-def test_async_ledger_where_calls_are_not_awaited(ledger: Ledger) -> None:
-    """What would take its coroutines for answers refuses it."""
-    given: Any = AsyncLedger(ledger)
-    for use in (
-        ProcessedMessageRepository,
-        functools.partial(Relay, transport=open_transport("memory://a")),
-    ):
-        with pytest.raises(ConfigError, match=r"ledger: AsyncLedger is not a Ledger; write open_l"):
-            use(given)
-
-
 def test_transaction_of_what_begins_none(guard: Decorate, ledger: Ledger, engine: Engine) -> None:
     """Where an Engine is needed, what is in use already, or is not an engine at all, is refused."""
     with engine.connect() as connection, Session(engine) as session:
@@ -344,10 +336,7 @@ def test_content_is_equal_in_another_process() -> None:
         "from tests.unit.test_mistakes import values, content_of\n"
         "print([content_of(value) for value in values()])"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    assert printed.strip() == str([content_of(value) for value in values()])
+    assert printed(program).strip() == str([content_of(value) for value in values()])
 
 
 def test_contents_differ() -> None:

@@ -15,6 +15,7 @@ from tests.conditions import LIMIT_S
 from tests.logs import events_in
 from tests.meddling import MeddlingStore, away
 from tests.records import granted, record_of
+from tests.unit.conftest import Stall
 
 from oncely._util import clock as process_clock
 from oncely._util.signals import told_to_stop
@@ -398,22 +399,11 @@ async def within_deadline(awaited: Awaitable[Any]) -> Any:
     return await asyncio.wait_for(awaited, LIMIT_S)
 
 
-async def stalled_call(
-    charge: Callable[[Order], Awaitable[Any]], meddling: MeddlingStore, at: int
-) -> "tuple[asyncio.Task[Any], threading.Event]":
-    """A call that stalls at its so-manyth write, and the event that lets it go on."""
-    reached, go_on = threading.Event(), threading.Event()
-    writes = iter(range(1, 100))
-
-    def stall() -> None:
-        if next(writes) == at:
-            reached.set()
-            assert go_on.wait(LIMIT_S)
-
-    meddling.meddle = stall
+async def stalled_call(charge: Callable[[Order], Awaitable[Any]], stall: Stall) -> Any:
+    """A call, as soon as it stalls."""
     task = asyncio.ensure_future(charge(Order()))
-    assert await asyncio.to_thread(reached.wait, LIMIT_S)
-    return task, go_on
+    await stall.is_reached()
+    return task
 
 
 @pytest.fixture
@@ -463,13 +453,15 @@ def test_cancelled_while_claiming(
 
     Otherwise a message that nobody handles would be held, and extended, for ever.
     """
+    stall = Stall()
+    meddling.once(stall.hold)
 
     async def main() -> None:
-        task, go_on = await stalled_call(charge_async, meddling, at=1)
+        task = await stalled_call(charge_async, stall)
         for _ in range(times):
             task.cancel()
             await asyncio.sleep(0)
-        go_on.set()
+        stall.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await within_deadline(task)
 
@@ -486,12 +478,14 @@ def test_cancelled_while_completing(
 ) -> None:
     """A call cancelled while it completes is completed: the effect has happened."""
     ledger.keep_retention("billing", Policy().retention)  # Or the call would, as its second write.
+    stall = Stall()
+    meddling.once(lambda: meddling.once(stall.hold))
 
     async def main() -> None:
-        task, go_on = await stalled_call(charge_async, meddling, at=2)
+        task = await stalled_call(charge_async, stall)
         task.cancel()
         await asyncio.sleep(0)
-        go_on.set()
+        stall.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await within_deadline(task)
 

@@ -12,7 +12,7 @@ from tests.logs import events_in
 from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
-from oncely.core.errors import BusyError, InDoubtError, MessageError, TooOldError
+from oncely.core.errors import InDoubtError, MessageError, TooOldError
 from oncely.core.message import Message, current
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
@@ -120,7 +120,7 @@ def test_too_old_is_refused(
     assert runs == ["abc-123"]
 
 
-# ---- Outage, busy ------------------------------------------------------------------------------
+# ---- Outage ------------------------------------------------------------------------------------
 
 
 def test_outage_may_run(
@@ -143,15 +143,6 @@ def test_outage_may_run(
     assert runs == ["abc-123"]
     assert "untracked" in events_in(caplog)
     assert registry.get_sample_value("oncely_untracked_total", {"consumer": "billing"}) == 1
-
-
-def test_busy_may_be_discarded(handler: Make, ledger: Ledger, key: Key, runs: list[str]) -> None:
-    """Under on_busy="discard" a message that another worker has is let go; else it is an error."""
-    granted(ledger.claim(key))
-    assert handler(policy=Policy(on_busy="discard"))(Message(key.message_id)) is None
-    with pytest.raises(BusyError):
-        handler()(Message(key.message_id))
-    assert runs == []
 
 
 def test_nothing_is_processed_outside() -> None:

@@ -1,16 +1,15 @@
 """An outage is logged when it begins and when it ends, by whatever meets it again and again."""
 
-import io
 import itertools
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import event
+from tests.http.drivers import Shop, drive_by
 from tests.logs import events_in
 from tests.meddling import MeddlingStore
 from tests.unit.conftest import Queue, Sql, failing, nothing
@@ -109,31 +108,14 @@ def test_requests(
     ledger: Ledger, meddling: MeddlingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each request with a key is answered with 503 while the store is away."""
-    app = http.WsgiIdempotencyKey(answer, ledger, consumer="api")
+    site = drive_by("wsgi", ledger, Shop())()
     meddling.meddle = failing(1_000, AWAY, nothing)
-    statuses = [ask(app, f"key-{n}") for n in range(3)]
+    statuses = [site(f"key-{n}").status for n in range(3)]
     meddling.meddle = nothing
-    statuses += [ask(app, f"key-{n}") for n in range(3)]
-    assert statuses == ["503"] * 3 + ["200"] * 3
+    statuses += [site(f"key-{n}").status for n in range(3)]
+    assert statuses == [503] * 3 + [201] * 3
     assert events_in(caplog) == ["request_refused", "requests_accepted"]
     assert "key-0" in vars(caplog.records[0])["message_id"]
-
-
-def answer(_: object, start_response: Any) -> Iterator[bytes]:
-    start_response("200 OK", [("Content-Length", "2")])
-    return iter([b"ok"])
-
-
-def ask(app: Any, key: str) -> str:
-    told: list[str] = []
-    environ: dict[str, Any] = {
-        "REQUEST_METHOD": "POST",
-        "PATH_INFO": "/",
-        "HTTP_IDEMPOTENCY_KEY": f'"{key}"',
-    }
-    environ["wsgi.input"] = io.BytesIO()
-    b"".join(app(environ, lambda status, _: told.append(status[:3])))
-    return told[0]
 
 
 def test_webhooks(

@@ -1,11 +1,10 @@
 """The plugin as users meet it: pytest in a process of its own, which finds it by itself."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import printed
 
 pytest_plugins = ["pytester"]
 
@@ -170,8 +169,7 @@ def test_light_without_pytest() -> None:
         "import sys; from oncely.testing import reached, POINTS; reached('charged'); "
         "print([n for n in ('pytest', 'sqlalchemy', 'asyncio') if n in sys.modules])"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ended.stdout == "[]\n", ended.stderr
+    assert printed(program) == "[]\n"
 
 
 def test_suites_show_values(pytester: pytest.Pytester) -> None:

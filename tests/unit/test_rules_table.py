@@ -635,13 +635,6 @@ def test_an_effect_that_may_be_committed_is_in_doubt(ask: Acquire) -> None:
         assert isinstance(outcome, InDoubt | Exhausted)
 
 
-def test_busy_tells_when_to_come_back() -> None:
-    """Who finds a message busy is told when its lease runs out."""
-    outcome = decide(STORED[HELD], ASK, 9).outcome
-    assert isinstance(outcome, Busy)
-    assert outcome.retry_at == 10.0
-
-
 def test_every_cell_has_a_row() -> None:
     """The rows above cover every cell of the table, each once."""
     cells = [(type(command), stand) for stand, command, *_ in CELLS]
@@ -857,13 +850,6 @@ def test_first_fingerprint_is_kept() -> None:
     assert first is not None
     assert first.fingerprint == "one"
     assert isinstance(decide(first, OTHER, 12).outcome, Mismatch)
-
-
-def test_first_metadata_is_kept() -> None:
-    """Metadata of a record that exists stays as it began, whatever later claims bring."""
-    new = decide(STORED[FAILED], ASK, 12).new
-    assert new is not None
-    assert new.metadata == {"tenant": "a"}
 
 
 @pytest.mark.parametrize("on_failed", ["retry", "skip", "dead_letter"])

@@ -10,11 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from html import unescape
-from http import HTTPStatus
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -54,10 +51,14 @@ def served(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
 
 
 @contextmanager
-def client_of(site: str, token: str | None = None) -> Iterator[httpx.Client]:
+def client_of(
+    site: str, token: str | None = None, transport: httpx.BaseTransport | None = None
+) -> Iterator[httpx.Client]:
     """A browser, or a program that sends the token with each request."""
     headers = {"origin": site} | ({"authorization": f"Bearer {token}"} if token else {})
-    with httpx.Client(base_url=site, headers=headers, timeout=60, follow_redirects=True) as client:
+    with httpx.Client(
+        base_url=site, headers=headers, timeout=60, follow_redirects=True, transport=transport
+    ) as client:
         yield client
 
 
@@ -111,42 +112,18 @@ def test_keeps_connections(at: OnFile) -> None:
             assert closed == []
 
 
-@contextmanager
-def proxied(port: int, root: str, *, cuts: bool) -> Iterator[int]:
-    """A reverse proxy that serves below a path what is at a port; it may cut the path off."""
+class Proxied(httpx.HTTPTransport):
+    """A reverse proxy that serves below a path what it asks; it may cut the path off."""
 
-    class Passing(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._pass_on(None)
+    def __init__(self, root: str, *, cuts: bool) -> None:
+        super().__init__()
+        self._root, self._cut = root, root.encode() if cuts else b""
 
-        def do_POST(self) -> None:
-            self._pass_on(self.rfile.read(int(self.headers["content-length"])))
-
-        def _pass_on(self, body: bytes | None) -> None:
-            if not self.path.startswith(f"{root}/"):
-                self.send_error(HTTPStatus.BAD_GATEWAY, f"not below {root}: {self.path}")
-                return
-            path = self.path.removeprefix(root) if cuts else self.path
-            with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
-                connection.request(self.command, path, body, dict(self.headers))
-                answer = connection.getresponse()
-                self.send_response(answer.status)
-                for name, value in answer.getheaders():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(answer.read())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Passing) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path.startswith(f"{self._root}/"), f"not below it: {request.url}"
+        url = request.url.copy_with(raw_path=request.url.raw_path.removeprefix(self._cut))
+        asked = httpx.Request(request.method, url, headers=request.headers, stream=request.stream)
+        return super().handle_request(asked)
 
 
 @pytest.mark.parametrize("cuts", [True, False])
@@ -157,10 +134,8 @@ def test_below_a_path(at: OnFile, cuts: bool) -> None:
     with served("--root-path", "/ops/oncely", "--json") as (_, said):
         own = urlsplit(json.loads(said)["url"])
         assert own.path == "/ops/oncely/"
-        with (
-            proxied(own.port or 0, "/ops/oncely", cuts=cuts) as port,
-            client_of(f"http://127.0.0.1:{port}") as client,
-        ):
+        proxy = Proxied("/ops/oncely", cuts=cuts)
+        with client_of(f"http://{own.netloc}", transport=proxy) as client:
             came = client.get(f"/ops/oncely/failed?{own.query}")
             assert (came.status_code, came.url.path) == (200, "/ops/oncely/failed")
             links = re.findall(r'(?:href|src|action|hx-get)="([^"#]*)"', came.text)

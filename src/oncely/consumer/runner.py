@@ -57,7 +57,7 @@ class _AnyRunner:
         if turn.state >= TurnState.ENDED:
             raise FencedError("the message has ended, or was given back")
         claim = turn.claim if turn.link is None else None
-        if lifecycle is not None and claim is not None and not lifecycle.keeper.is_good(claim):
+        if lifecycle is not None and claim is not None and not lifecycle.heartbeat.is_good(claim):
             # This process was paused for long, or the store was down and the claim was not
             # extended.
             turn.refused(FencedError("its claim may have run out before its handler began"))
@@ -76,7 +76,7 @@ class _AnyRunner:
         if lifecycle is None:
             return UntrackedContext(turn.message)
         own = lifecycle.async_driver if is_async else lifecycle.sync_driver
-        return context_of(turn, turn.driver or own, lifecycle.keeper)
+        return context_of(turn, turn.driver or own, lifecycle)
 
     @contextmanager
     def _at_work(self, turn: DeliveryTurn, link: Any) -> Iterator[None]:

@@ -10,6 +10,7 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from oncely._util.crash_points import reached
@@ -279,8 +280,8 @@ class RequestState(Work):
     async def _is_committed(self, driver: Driver) -> bool:
         try:
             claims = [cast(Claim, self.turn.claim)]
-            keeper = self._lifecycle.keeper
-            return await keeper.retried(driver, claims, lambda: self._is_handled(driver))
+            committed = partial(self._is_handled, driver)
+            return await self._lifecycle.retried(driver, claims, committed)
         except AWAY as error:
             self._lifecycle.let_go([self.turn])
             self.turn.left_in_doubt(error)

@@ -13,7 +13,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.record import Record
 from oncely.ledger.arguments import to_give_back
 from oncely.ledger.async_calls import AsyncCalls, awaited
-from oncely.ledger.driver import Driver, SyncDriver
+from oncely.ledger.driver import Driver
 from oncely.ledger.group_commit import Call, GroupCommit
 from oncely.ledger.inbox import JoinedTransaction
 from oncely.ledger.ledger import Ledger
@@ -93,7 +93,13 @@ class AsyncLedger(AsyncCalls):
 
     async def _settle_one(self, command: Command) -> Outcome:
         running_loop()
-        return await _settled(self._group_commit, command)
+        call, done = _asked(self._group_commit, command)
+        try:
+            await done
+        except BaseException:
+            self._group_commit.abandon(call)
+            raise
+        return call.outcome()
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """What `function`, which may block, returns: called in a thread of the loop's executor."""
@@ -158,11 +164,6 @@ class AsyncDriver(Driver):
         self.calls = ledger
         self._group_commit = ledger._group_commit
 
-    @property
-    def blocking(self) -> SyncDriver:
-        """The same for functions that are not async."""
-        return SyncDriver(self.calls)
-
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
         """A single command goes together with those of other tasks."""
         if len(commands) == 1:
@@ -185,20 +186,9 @@ class AsyncDriver(Driver):
 # ---- Single calls of tasks, in group commit ----------------------------------------------------
 
 
-async def _settled(group_commit: GroupCommit, command: Command) -> Outcome:
-    """The outcome of `command`. A task that is cancelled ends at once, and abandons it."""
-    call, done = _asked(group_commit, command)
-    try:
-        await done
-    except BaseException:
-        group_commit.abandon(call)
-        raise
-    return call.outcome()
-
-
 async def _settled_to_the_end(group_commit: GroupCommit, command: Command) -> Outcome:
-    """The same, but a task that is cancelled ends when `command` is carried out, and what it was
-    granted is given back.
+    """The outcome of `command`. A task that is cancelled ends when it is carried out, and what it
+    was granted is given back.
     """
     call, done = _asked(group_commit, command)
     try:

@@ -22,11 +22,8 @@ class Driver(ABC):
     """What `run` may be given: these may block."""
     is_joined: bool = False
     """Whether it works in a caller's transaction, which keeps other workers away."""
-
-    @property
-    def blocking(self) -> "Driver | None":
-        """The same for functions that are not async; None where there is none."""
-        return None
+    may_block: bool = True
+    """Whether a function that is not async can use the same ledger, by a SyncDriver."""
 
     @abstractmethod
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
@@ -47,10 +44,6 @@ class SyncDriver(Driver):
     def __init__(self, calls: LedgerCalls, *, is_joined: bool = False) -> None:
         self.calls = calls
         self.is_joined = is_joined
-
-    @property
-    def blocking(self) -> "SyncDriver":
-        return self
 
     async def settle(self, commands: Sequence[Command]) -> Sequence[Outcome | Exception]:
         """A single command goes together with those of other threads."""

@@ -165,6 +165,7 @@ class AsyncInboxDriver(Driver):
     """The driver over an AsyncInbox."""
 
     is_joined = True
+    may_block = False
 
     def __init__(self, inbox: AsyncInbox) -> None:
         self._inbox = inbox

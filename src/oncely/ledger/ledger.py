@@ -27,10 +27,9 @@ from oncely.ledger.mailbox import LedgerMailbox
 from oncely.ledger.recorder import Recorder
 from oncely.ledger.settle import LedgerObserver, Settler
 from oncely.stores.memory_store import MemoryStore
-from oncely.stores.names import TABLE_NAME, Program
+from oncely.stores.names import TABLE_NAME, Program, in_words
 from oncely.stores.open_store import open_store
 from oncely.stores.store import (
-    Believed,
     Horizons,
     KeyRange,
     Look,
@@ -242,9 +241,8 @@ class Ledger(LedgerCalls):
         """Raise ConfigError where the role lacks a privilege that a program of that kind needs."""
         with suppress(StoreError):
             if grants := self._store.grants(program):
-                raise ConfigError(
-                    f"ledger: its role lacks what a {program} needs; type: {'; '.join(grants)}"
-                )
+                needs = f"what {in_words(program)} needs"
+                raise ConfigError(f"ledger: its role lacks {needs}; type: {'; '.join(grants)}")
 
     # ---- For operators -------------------------------------------------------------------------
 
@@ -409,7 +407,9 @@ class Ledger(LedgerCalls):
 
         def purge(transaction: Transaction) -> set[Key]:
             waiting = {each.parent for each in transaction.waiting({old.key for old in gone})}
-            purged = transaction.delete([_believed(old) for old in gone if old.key not in waiting])
+            purged = transaction.delete(
+                [(old.key, old.version) for old in gone if old.key not in waiting]
+            )
             transaction.forget_until(_just_after(old for old in gone if old.key in purged))
             return purged
 
@@ -419,7 +419,7 @@ class Ledger(LedgerCalls):
             # The horizon first: a message whose record stays may be refused as too old, but one
             # whose record is gone is never granted.
             self._store.forget_until(_just_after(gone))
-            purged = self._store.delete([_believed(old) for old in gone])
+            purged = self._store.delete([(old.key, old.version) for old in gone])
         for consumer, count in Counter(key.consumer for key in purged).items():
             self.recorder.purged(consumer, count)
         return purged
@@ -523,10 +523,6 @@ def checked_ledger(ledger: object, user: str = "ledger") -> Ledger:
         kind = type(ledger).__name__
         raise ConfigError(f"{user}: {kind} is not a Ledger; write open_ledger(...)")
     return ledger
-
-
-def _believed(record: Record) -> Believed:
-    return record.key, record.version
 
 
 def _just_after(records: Iterable[Record]) -> Horizons:

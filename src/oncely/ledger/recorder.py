@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from itertools import cycle, islice
+from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
 
 from oncely._util import clock
@@ -27,6 +27,7 @@ from oncely.core.commands import (
     Duplicate,
     Fail,
     Granted,
+    Held,
     InDoubt,
     MarkHandled,
     Outcome,
@@ -117,9 +118,15 @@ class Recorder:
         self, commands: Sequence[Command], results: Sequence[Outcome | Exception], took_s: float
     ) -> None:
         if self._store.keeps_operations and not self.is_silent:
-            now = time.perf_counter()
-            for command, result in zip(commands, results, strict=True):
-                self._count(command, result, now)
+            if len(commands) == 1:
+                self._count([commands[0].key], commands[0], results[0])
+            else:
+                # Writers wait for this, and most commands of a batch are alike: those are counted
+                # at once.
+                pairs = zip(commands, results, strict=True)
+                for _, same in groupby(pairs, _counted_as):
+                    alike = [*same]
+                    self._count([each.key for each, _ in alike], *alike[0])
             if self._may_start:
                 self._start()
         if self.metrics is not None:
@@ -156,29 +163,37 @@ class Recorder:
                 self._counted.append((consumer, bucket, count))
             self._start()
 
-    def _count(self, command: Command, outcome: Outcome | Exception, now: float) -> None:
-        key, consumer = command.key, command.key.consumer
+    def _count(self, keys: Sequence[Key], command: Command, outcome: Outcome | Exception) -> None:
+        """Count commands of one consumer that are counted alike, of which one is this."""
+        consumer = command.key.consumer
         match outcome:
             case Granted(claim):
-                self._claimed[key] = now
+                self._claimed.update(dict.fromkeys(keys, time.perf_counter()))
                 if claim.takes_over:
-                    self._counted.append((consumer, _IN_DOUBT, 1))
+                    self._counted.append((consumer, _IN_DOUBT, len(keys)))
             case Duplicate():
-                self._counted.append((consumer, _DUPLICATES, 1))
+                self._counted.append((consumer, _DUPLICATES, len(keys)))
             case InDoubt():
-                self._counted.append((consumer, _IN_DOUBT, 1))
+                self._counted.append((consumer, _IN_DOUBT, len(keys)))
             case Written() if isinstance(command, Release):
-                self._claimed.pop(key, None)
+                for key in keys:
+                    self._claimed.pop(key, None)
             case Written(is_repeated=False) if isinstance(command, MarkHandled | Complete | Fail):
-                if command.claim.state is not State.PROCESSING:
-                    return  # What was handled before was counted then.
-                is_failed = isinstance(command, Fail)
-                self._counted.append((consumer, _FAILED if is_failed else _HANDLED, 1))
-                if isinstance(command, Fail) and command.final:
-                    self._counted.append((consumer, _EXHAUSTED, 1))
-                if (claimed_at := self._claimed.pop(key, None)) is not None:
-                    bucket = _SECONDS + bisect_left(BOUNDS_S, now - claimed_at)
-                    self._counted.append((consumer, bucket, 1))
+                # What was handled before was counted then.
+                if command.claim.state is State.PROCESSING:
+                    self._count_ends(keys, command)
+
+    def _count_ends(self, keys: Sequence[Key], command: Held) -> None:
+        consumer, is_failed = keys[0].consumer, isinstance(command, Fail)
+        self._counted.append((consumer, _FAILED if is_failed else _HANDLED, len(keys)))
+        if isinstance(command, Fail) and command.final:
+            self._counted.append((consumer, _EXHAUSTED, len(keys)))
+        now = time.perf_counter()
+        # Claims of one batch were granted at one time.
+        for claimed_at, same in groupby(map(self._claimed.pop, keys, repeat(None))):
+            if claimed_at is not None:
+                bucket = _SECONDS + bisect_left(BOUNDS_S, now - claimed_at)
+                self._counted.append((consumer, bucket, len([*same])))
 
     # ---- Telling -------------------------------------------------------------------------------
 
@@ -288,6 +303,18 @@ class Recorder:
                 self._told_at = 0.0
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()
+
+
+def _counted_as(pair: tuple[Command, Outcome | Exception]) -> tuple[object, ...]:
+    """On what it depends how a command is counted."""
+    command, outcome = pair
+    what: object = None
+    if isinstance(outcome, Granted):
+        what = outcome.claim.takes_over
+    elif isinstance(outcome, Written) and isinstance(command, Held):
+        is_final = isinstance(command, Fail) and command.final
+        what = command.claim.state, outcome.is_repeated, is_final
+    return command.key.consumer, type(command), type(outcome), what
 
 
 def _beat(recorder: "weakref.ref[Recorder]", closed: threading.Event) -> None:

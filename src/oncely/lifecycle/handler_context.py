@@ -17,8 +17,8 @@ from oncely.core.record import Claim, Key, idempotency_key
 from oncely.core.turn import Turn, Untracked
 from oncely.core.waiting import WaitingMessage, deferred_id
 from oncely.ledger.arguments import sent_message
-from oncely.ledger.driver import Driver, run_inline
-from oncely.lifecycle.heartbeat import ClaimKeeper
+from oncely.ledger.driver import Driver, SyncDriver, run_inline
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import Serializer, given_back, kept, serializer_of
 from oncely.lifecycle.wrapping import is_async
 
@@ -33,14 +33,14 @@ class ClaimContext:
     """What the handler of a message may call while it runs under `claim`, as Processing says.
 
     `driver` is that of its thread or task; `message`, where there is one, is what the handler was
-    given; `keeper` keeps the claim, unless a transaction keeps others away. Any number of threads
-    and tasks of the handler may use it.
+    given; `lifecycle` keeps the claim, and is None where a transaction keeps others away. Any
+    number of threads and tasks of the handler may use it.
     """
 
     claim: Claim
     _driver: Driver
     message: Message | None
-    _keeper: ClaimKeeper | None
+    _lifecycle: Lifecycle | None
     _lock: threading.Lock
     is_over: bool = False
     _results: dict[str, Any] | None = None
@@ -84,11 +84,11 @@ class ClaimContext:
         if is_async(function):
             self._unawaited = self._unawaited or Unawaited()
             return self._unawaited.note(name, self._async_step(name, serializer, function, args))
-        blocking = self._driver.blocking
-        if blocking is None:
+        if not self._driver.may_block:
             raise MessageError(
                 f"step {name!r}: inside a transaction of asyncio, pass an async function"
             )
+        blocking = SyncDriver(self._driver.calls)
         with self._begun(name):
             if name not in run_inline(self._kept(blocking)):
                 with entered(StepContext(self, name)):
@@ -131,7 +131,8 @@ class ClaimContext:
         if self._results is None:
             self._results = dict(await self._ask(driver, driver.calls.steps, self.claim.key))
         self._check("step")
-        if self._keeper is not None and not self._keeper.is_good(self.claim):
+        lifecycle = self._lifecycle
+        if lifecycle is not None and not lifecycle.heartbeat.is_good(self.claim):
             raise FencedError("no step was begun: the claim may have run out")
         return self._results
 
@@ -145,9 +146,9 @@ class ClaimContext:
 
     async def _ask(self, driver: Driver, call: Callable[..., T], *args: Any) -> T:
         """What `call` returns: repeated while the store is away, until the lease is over."""
-        if self._keeper is None:
+        if self._lifecycle is None:
             return await driver.run(call, *args)
-        return await self._keeper.retried(driver, [self.claim], lambda: driver.run(call, *args))
+        return await self._lifecycle.retried(driver, [self.claim], lambda: driver.run(call, *args))
 
     def _given_back(self, serializer: Serializer, name: str) -> Any:
         return given_back(serializer, (self._results or {})[name], self.claim.key)
@@ -211,7 +212,9 @@ class StepContext:
 
 
 class UntrackedContext:
-    """What the handler of a message may call that runs without a claim: nothing is remembered."""
+    """What the handler of a message may call that runs without a claim: its steps run every time,
+    and what needs a claim raises MessageError.
+    """
 
     is_over = False
 
@@ -219,7 +222,6 @@ class UntrackedContext:
         self.message = message
 
     def end(self) -> Sequence[WaitingMessage]:
-        """It has sent nothing."""
         return ()
 
     def check_awaited(self, error: BaseException | None = None) -> None:
@@ -227,27 +229,22 @@ class UntrackedContext:
 
     @property
     def claim(self) -> Claim:
-        """There is none: raises MessageError."""
         raise _untracked("claim")
 
     @property
     def idempotency_key(self) -> str:
-        """There is none: raises MessageError."""
         raise _untracked("idempotency_key")
 
     def step_key(self, name: str) -> str:
-        """There is none: raises MessageError."""
         raise _untracked(f"key for step {name!r}")
 
     def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """What `function` returns; it runs every time."""
         check_id(name, "step name")
         if is_async(function):
             return function(*args)
         return _done(name, function(*args))
 
     def send(self, destination: str, content: Any, delay: Duration | None = None) -> str:  # noqa: ARG002
-        """Nothing can be deferred: raises MessageError."""
         raise _untracked(f"outbox for a message to {destination!r}")
 
 
@@ -255,7 +252,7 @@ def _untracked(what: str) -> MessageError:
     return MessageError(f"this message is not tracked: there is no {what}")
 
 
-def context_of(turn: Turn, driver: Driver, keeper: ClaimKeeper) -> ClaimContext | UntrackedContext:
+def context_of(turn: Turn, driver: Driver, lifecycle: Lifecycle) -> ClaimContext | UntrackedContext:
     """What the handler of a turn may call, which runs now: the same where a middleware lets it run
     more than once.
     """
@@ -265,7 +262,7 @@ def context_of(turn: Turn, driver: Driver, keeper: ClaimKeeper) -> ClaimContext 
         context: ClaimContext | UntrackedContext = UntrackedContext(turn.message)
     else:
         assert turn.claim is not None  # noqa: S101 - no other turn is run.
-        kept_by = None if driver.is_joined else keeper
+        kept_by = None if driver.is_joined else lifecycle
         context = ClaimContext(turn.claim, driver, turn.message, kept_by, threading.Lock())
     turn.context = context
     return context

@@ -1,15 +1,12 @@
-"""The heartbeat extends claims while their messages are being handled, on a thread of its own; and
-ClaimKeeper keeps claims until the ends of their messages are stored.
-"""
+"""The heartbeat extends claims while their messages are being handled, on a thread of its own."""
 
 import math
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from oncely._util import clock as process_clock
 from oncely._util.event_log import EventLog
@@ -19,10 +16,7 @@ from oncely.core.commands import Fenced, Written
 from oncely.core.errors import ContentionError, StoreUnavailable
 from oncely.core.record import Claim, Key
 from oncely.ledger.arguments import renewed
-from oncely.ledger.driver import Driver
 from oncely.ledger.ledger import Ledger
-
-T = TypeVar("T")
 
 _log = EventLog(__name__)
 
@@ -91,8 +85,20 @@ class Heartbeat:
         with self._lock:
             for claim in claims:
                 self._held[claim.identity] = claim, good_until
-            if self._thread is None or not self._thread.is_alive():
-                self._start(self._lease_s)
+            is_beating = self._thread is not None and self._thread.is_alive()
+            if is_beating or not self._held or self._is_by_hand:
+                return
+            self._closed = threading.Event()
+            pause_s = self._lease_s / _BEATS_PER_LEASE
+            thread = threading.Thread(
+                target=_beat_until,
+                args=[weakref.ref(self), self._closed, pause_s],
+                name="oncely-heartbeat",
+                daemon=True,
+            )
+            thread.start()
+            # One that could not be started is not to be waited for.
+            self._thread = thread
 
     def close(self) -> None:
         """End the thread, and wait for it. A claim that is held later starts another."""
@@ -164,21 +170,6 @@ class Heartbeat:
         )
         return True
 
-    def _start(self, lease_s: float) -> None:
-        """Under the lock."""
-        if not self._held or self._is_by_hand:
-            return
-        self._closed = threading.Event()
-        thread = threading.Thread(
-            target=_beat_until,
-            args=[weakref.ref(self), self._closed, lease_s / _BEATS_PER_LEASE],
-            name="oncely-heartbeat",
-            daemon=True,
-        )
-        thread.start()
-        # One that could not be started is not to be waited for.
-        self._thread = thread
-
     def _extend_all(self, lease_s: float) -> None:
         with self._lock:
             claims = [claim for claim, _ in self._held.values()]
@@ -240,55 +231,3 @@ def store_outage(**values: Any) -> Outage:
         "the store can be reached again after %(away_s)s s",
         **values,
     )
-
-
-@dataclass(eq=False)
-class ClaimKeeper:
-    """Keeps claims: `heartbeat` extends them while their handlers run, and what is written about
-    messages that ran is tried again until their leases are over.
-
-    While the store is away, that is noted in `outage`. A process that `stop` stops has `grace_s`
-    seconds left then.
-    """
-
-    _heartbeat: Heartbeat
-    _outage: Outage
-    _stop: threading.Event | None = None
-    _grace_s: float = math.inf
-    _stopped_by: float = math.inf
-    """When the grace is over."""
-
-    def is_good(self, claim: Claim) -> bool:
-        """Whether the claim is surely still live."""
-        return self._heartbeat.is_good(claim)
-
-    async def retried(
-        self, driver: Driver, claims: Sequence[Claim], attempt: Callable[[], Awaitable[T]]
-    ) -> T:
-        """What `attempt` returns, as soon as the store answers.
-
-        Raises StoreUnavailable or ContentionError when the claims run out before that, by this
-        process's clock. Of several claims it raises ContentionError at once: the others must not
-        wait for the contended one.
-        """
-        away = AWAY if len(claims) == 1 else AWAY[:1]
-        tries_until = None
-        while True:
-            try:
-                answer = await attempt()
-            except away as error:
-                now = process_clock.monotonic()
-                tries_until = tries_until or now + ENDLESS_S
-                if self._stop is not None and self._stop.is_set():
-                    self._stopped_by = min(self._stopped_by, now + self._grace_s)
-                until = self._heartbeat.good_until(claims)
-                until = tries_until if until == math.inf else until
-                if now + PAUSE_S >= min(until, self._stopped_by):
-                    raise
-                if isinstance(error, StoreUnavailable):
-                    # A record that is contended keeps no other from being written.
-                    self._outage.met(error, "ends")
-            else:
-                self._outage.over("ends")
-                return answer
-            await driver.pause(PAUSE_S)

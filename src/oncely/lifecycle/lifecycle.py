@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -67,7 +67,13 @@ from oncely.ledger.driver import Driver, SyncDriver
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import Mailbox
 from oncely.ledger.probing import probe_answer
-from oncely.lifecycle.heartbeat import AWAY, ClaimKeeper, shared_heartbeat, store_outage
+from oncely.lifecycle.heartbeat import (
+    AWAY,
+    ENDLESS_S,
+    PAUSE_S,
+    shared_heartbeat,
+    store_outage,
+)
 from oncely.lifecycle.results import (
     JSON,
     KeepResult,
@@ -82,6 +88,7 @@ from oncely.lifecycle.retry_queue import RetryQueue
 _log = EventLog(__name__)
 
 _T = TypeVar("_T", bound=Turn)
+_R = TypeVar("_R")
 
 _claim_of: Callable[[Turn], Claim | None] = attrgetter("claim")
 _claim_in: Callable[[Write], Claim] = attrgetter("command.claim")
@@ -125,7 +132,8 @@ class Lifecycle:
 
     def __post_init__(self) -> None:
         self.heartbeat = shared_heartbeat(self.ledger, self.lease_s)
-        self.keeper = ClaimKeeper(self.heartbeat, self.outage, self.stop, self.grace_s)
+        self._stopped_by = math.inf
+        """When the grace is over."""
         self.sync_driver = SyncDriver(self.ledger)
         self.async_driver = AsyncDriver(self.ledger)
         self._retention = StoredRetention(self.ledger, self.consumer, self.policy.retention)
@@ -147,7 +155,13 @@ class Lifecycle:
         """
         ledger = checked_ledger(ledger)
         if not isinstance(policy, Policy):
-            raise ConfigError(f"policy: {_not_a_policy(policy)}")
+            name = getattr(policy, "__name__", None)
+            if callable(policy) and name is not None:
+                raise ConfigError(f"policy: {name} is a function; write {name}()")
+            raise ConfigError(
+                f"policy: {type(policy).__name__} is not a Policy; write Policy(...), or "
+                "at_most_once()"
+            )
         try:
             check_id(consumer, "consumer")
         except MessageError as error:
@@ -401,6 +415,38 @@ class Lifecycle:
             # ever.
             self.let_go(turns)
 
+    async def retried(
+        self, driver: Driver, claims: Sequence[Claim], attempt: Callable[[], Awaitable[_R]]
+    ) -> _R:
+        """What `attempt` returns, which writes about messages that ran, as soon as the store
+        answers.
+
+        Raises StoreUnavailable or ContentionError when the claims run out before that, by this
+        process's clock. Of several claims it raises ContentionError at once: the others must not
+        wait for the contended one.
+        """
+        away = AWAY if len(claims) == 1 else AWAY[:1]
+        tries_until = None
+        while True:
+            try:
+                answer = await attempt()
+            except away as error:
+                now = clock.monotonic()
+                tries_until = tries_until or now + ENDLESS_S
+                if self.stop is not None and self.stop.is_set():
+                    self._stopped_by = min(self._stopped_by, now + self.grace_s)
+                until = self.heartbeat.good_until(claims)
+                until = tries_until if until == math.inf else until
+                if now + PAUSE_S >= min(until, self._stopped_by):
+                    raise
+                if isinstance(error, StoreUnavailable):
+                    # A record that is contended keeps no other from being written.
+                    self.outage.met(error, "ends")
+            else:
+                self.outage.over("ends")
+                return answer
+            await driver.pause(PAUSE_S)
+
     async def store_joined(self, driver: Driver, turns: Sequence[Turn]) -> None:
         """Store in the transaction of `driver` how the handlers of these have ended, none of which
         has failed. Raises EndedError where the transaction has lost a claim, and FencedError where
@@ -459,7 +505,7 @@ class Lifecycle:
         turns, writes = zip(*pairs, strict=True)
         claims = [*map(_claim_in, writes)]
         try:
-            outcomes = await self.keeper.retried(
+            outcomes = await self.retried(
                 driver, claims, partial(self._try_to_store, driver, writes, claims)
             )
         except StoreError as error:
@@ -737,10 +783,3 @@ class Lifecycle:
             return False
         is_ours = isinstance(error, OncelyError) and not isinstance(error, EndedError)
         return not (is_ours or self.ledger.is_contention(error))
-
-
-def _not_a_policy(value: Any) -> str:
-    name = getattr(value, "__name__", None)
-    if callable(value) and name is not None:
-        return f"{name} is a function; write {name}()"
-    return f"{type(value).__name__} is not a Policy; write Policy(...), or at_most_once()"

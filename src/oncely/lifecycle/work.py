@@ -96,7 +96,7 @@ class Work:
             self.result = self._lifecycle.given_back(turn)
             self._entered = entered(None)
         else:
-            self._entered = entered(context_of(turn, driver, self._lifecycle.keeper))
+            self._entered = entered(context_of(turn, driver, self._lifecycle))
         self._entered.__enter__()
         turn.called()
         return self

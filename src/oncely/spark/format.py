@@ -103,7 +103,7 @@ def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     return read
 
 
-class _Committing:
+class _BatchCommit:
     """The driver's part of a batch, of a stream or not."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -117,7 +117,7 @@ class _Committing:
         """Undo nothing: effects have happened, and the ledger knows which ones."""
 
 
-class OncelyWriter(_Committing, DataSourceArrowWriter):
+class OncelyWriter(_BatchCommit, DataSourceArrowWriter):
     """Writes one batch. It is used on the driver, and as a copy in each task."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -129,7 +129,7 @@ class OncelyWriter(_Committing, DataSourceArrowWriter):
         return _run_task(self._options, self._run, self._run, iterator)
 
 
-class OncelyStreamWriter(_Committing, DataSourceStreamArrowWriter):
+class OncelyStreamWriter(_BatchCommit, DataSourceStreamArrowWriter):
     """Writes the batches of a stream. It is used on the driver, and as a copy in each task."""
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:

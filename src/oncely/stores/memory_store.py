@@ -56,9 +56,8 @@ class MemoryStore(Store):
 
     def __init__(self, clock: Clock = wall_time) -> None:
         self._clock = clock
-        self._signal = ProcessSignal()
-        self.notifications = Notifications(self._signal, _LOOK_S)
-        self._tables = MemoryTables(clock, self._signal.send)
+        self.notifications = Notifications(ProcessSignal(), _LOOK_S)
+        self._tables = MemoryTables(clock, self.notifications.signal.send)
         self._bindings: set[tuple[str, str]] = set()
         self.start_afresh()
         afresh_in_children(self)
@@ -103,11 +102,12 @@ class MemoryStore(Store):
             return iter(self._tables.listed(listing))
 
     def wait_for_messages(self, timeout_s: float) -> None:
-        seen = self._signal.count
+        signal = self.notifications.signal
+        seen = signal.count
         with self._lock:
             some_can_be_sent = self._tables.some_can_be_sent()
         if not some_can_be_sent:
-            self._signal.wait(seen, timeout_s)
+            signal.wait(seen, timeout_s)
 
     def put(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into the queue of that name: all, or none."""

@@ -31,13 +31,6 @@ class WaitingRow(NamedTuple):
         return max(self.message.due or 0.0, self.held_until)
 
 
-class _Step(NamedTuple):
-    """The result of a finished step as it is stored."""
-
-    result: str
-    kept_at: float
-
-
 class MemoryTables:
     """Records, waiting messages, steps, and the retentions and horizons of consumers. The caller
     holds the store's lock.
@@ -58,7 +51,8 @@ class MemoryTables:
         self._lanes: dict[str, dict[str, int]] = defaultdict(dict)
         """How many messages of each lane of a queue wait and are not set aside."""
         self._told_by: dict[tuple[Key, str], int] = {}
-        self._steps: dict[tuple[Key, str], _Step] = {}
+        self._steps: dict[tuple[Key, str], tuple[str, float]] = {}
+        """The results of finished steps as JSON, and when each was kept."""
         self._numbers = count(1)
         self._undo: list[_Undo] = []
         self._has_kept = False
@@ -130,9 +124,9 @@ class MemoryTables:
     def purge_steps(self, consumer: str | None, older_than_s: float) -> None:
         """Remove old steps without a record: their message was released and never redelivered."""
         now = self.clock()
-        for (key, name), step in list(self._steps.items()):
+        for (key, name), (_, kept_at) in list(self._steps.items()):
             is_asked = consumer is None or key.consumer == consumer
-            if is_asked and key not in self.records and now - step.kept_at > older_than_s:
+            if is_asked and key not in self.records and now - kept_at > older_than_s:
                 self._take_out(self._steps, (key, name))
 
     # ---- Horizons ------------------------------------------------------------------------------
@@ -369,14 +363,14 @@ class MemoryTables:
     def steps_of(self, keys: Collection[Key]) -> Mapping[Key, Mapping[str, Any]]:
         asked = {*keys}
         found: dict[Key, dict[str, Any]] = {}
-        for (key, name), step in self._steps.items():
+        for (key, name), (result, _) in self._steps.items():
             if key in asked:
-                found.setdefault(key, {})[name] = json.loads(step.result)
+                found.setdefault(key, {})[name] = json.loads(result)
         return found
 
     def keep_step(self, key: Key, name: str, result: Any) -> None:
         if (key, name) not in self._steps:
-            self._put(self._steps, (key, name), _Step(json.dumps(result), self.clock()))
+            self._put(self._steps, (key, name), (json.dumps(result), self.clock()))
 
     def forget_steps(self, key: Key) -> None:
         for of, name in list(self._steps):

@@ -9,6 +9,13 @@ from oncely.core.errors import ConfigError
 TABLE_NAME = "processed_messages"
 Program = Literal["worker", "relay", "operator", "reader", "spark"]
 """A kind of program, by what it does with a ledger."""
+
+
+def in_words(program: Program) -> str:
+    """The program in a sentence."""
+    return "Spark" if program == "spark" else f"a {program}"
+
+
 UNIQUE_NAME = "uq_message_provider"
 
 _MAX_BYTES = 63

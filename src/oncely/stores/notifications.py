@@ -72,31 +72,22 @@ class Notifications:
     def __init__(
         self, signal: ProcessSignal, poll_s: float, hearing: "PostgresqlListener | None" = None
     ) -> None:
-        self._signal = signal
+        self.signal = signal
         self._poll_s = poll_s
         self._hearing = hearing
-
-    @property
-    def count(self) -> int:
-        """How often messages may have come so far."""
-        return self._signal.count
 
     @property
     def poll_s(self) -> float:
         """How long to wait at most before the next poll."""
         is_listening = self._hearing is not None and self._hearing.is_listening
-        is_quiet = monotonic() - self._signal.sent_at > _BUSY_S
+        is_quiet = monotonic() - self.signal.sent_at > _BUSY_S
         return _LOOK_WHILE_HEARING_S if is_listening and is_quiet else self._poll_s
 
-    def tell(self) -> None:
-        """Messages have come: wake those who wait."""
-        self._signal.send()
-
     def wait(self, seen: int, timeout_s: float) -> int:
-        """`count`, as soon as that differs from `seen`, or it is time to poll."""
+        """How often the signal was sent: when that differs from `seen`, or it is time to poll."""
         if self._hearing is not None:
             self._hearing.begin()
-        return self._signal.wait(seen, min(timeout_s, self.poll_s))
+        return self.signal.wait(seen, min(timeout_s, self.poll_s))
 
     def close(self) -> None:
         """Stop receiving notifications, until somebody waits again."""

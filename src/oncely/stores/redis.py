@@ -21,7 +21,7 @@ from oncely.core.cases import Case, Row
 from oncely.core.errors import ConfigError, ReplyLost, StoreDenied, StoreError, StoreUnavailable
 from oncely.core.record import Key, Record, State
 from oncely.stores import redis_server
-from oncely.stores.names import TABLE_NAME, Program
+from oncely.stores.names import TABLE_NAME, Program, in_words
 from oncely.stores.redis_server import READS, WRITES, RedisServer, Script
 from oncely.stores.retrying import TryAgain
 from oncely.stores.store import (
@@ -258,7 +258,7 @@ class RedisStore(Store):
             raise
         except StoreError:  # A hosted Redis may not let its users ask.
             found = []
-        lacks = f"The user of this ledger lacks what a {program} needs; type:"
+        lacks = f"The user of this ledger lacks what {in_words(program)} needs; type:"
         unsafe = redis_server.problems(self._server.info(), found[1] if found else None)
         return [*(f"{lacks} {grant}" for grant in self.grants(program)), *unsafe]
 

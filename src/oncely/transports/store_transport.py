@@ -76,7 +76,7 @@ class StoreTransport:
         with self._calling():
             self._make(queue)
             while True:
-                count = notifications.count
+                count = notifications.signal.count
                 if self._opening is not opening:
                     return []
                 taken = self._look(queue, max_messages, count, opening)
@@ -102,20 +102,18 @@ class StoreTransport:
         if count == seen and now < look_at:
             return []
         # A read first: a waiting receiver must not block those that write.
-        free_in_s = self._store.free_in_s(queue_named(queue))
-        taken = self._take(queue, limit, opening) if free_in_s == 0 else ()
+        name, hold_s = queue_named(queue), self._limits.visibility_s
+        free_in_s = self._store.free_in_s(name)
+        taken: Sequence[WaitingMessage] = ()
+        if free_in_s == 0:
+            taken = self._store.transaction(
+                lambda transaction: transaction.take(
+                    name, limit, hold_s, one_per_lane=True, counts=True
+                )
+            )
         if not taken:
             look_s = self._store.notifications.poll_s
             self._looked[queue] = count, now + min(look_s, free_in_s or look_s)
-        return taken
-
-    def _take(self, queue: str, limit: int, opening: object) -> Sequence[WaitingMessage]:
-        name, hold_s = queue_named(queue), self._limits.visibility_s
-        taken = self._store.transaction(
-            lambda transaction: transaction.take(
-                name, limit, hold_s, one_per_lane=True, counts=True
-            )
-        )
         with self._lock:
             if self._opening is opening:
                 self._held.update((row.number or 0, row) for row in taken)
@@ -210,7 +208,7 @@ class StoreTransport:
             self._opening = object()
             held, self._held = [*self._held.values()], {}
             # Receivers that wait in other threads see that it is closed.
-            self._store.notifications.tell()
+            self._store.notifications.signal.send()
             self._lock.wait_for(lambda: self._calls == 0, _CLOSING_S)
             try:
                 with _told():

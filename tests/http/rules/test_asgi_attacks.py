@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,10 @@ from tests.http.drivers import (
     asgi_client,
     asgi_reply,
     asgi_scope,
+    peak_of,
     read_all,
     reply_of,
+    states,
 )
 
 from oncely.core.record import Key, State
@@ -45,10 +46,6 @@ def keyed() -> dict[str, Any]:
 def ask(app: Any, *body: bytes, sent: list[Any] | None = None) -> Reply:
     """What a request with a key is answered."""
     return asyncio.run(asgi_reply(app, keyed(), *body, sent=sent))
-
-
-def states(ledger: Ledger) -> list[State]:
-    return [record.state for record in ledger.scan()]
 
 
 def start(status: int = 200, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
@@ -117,12 +114,8 @@ def test_a_large_body_is_not_kept_in_memory(guard: Guard) -> None:
             more = event["more_body"]
         await done(scope, receive, send)
 
-    tracemalloc.start()
-    try:
-        reply = ask(guard(count, max_request_body="32MiB"), *[b"x" * 1_000_000] * 20)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    app = guard(count, max_request_body="32MiB")
+    reply, peak = peak_of(lambda: ask(app, *[b"x" * 1_000_000] * 20))
     assert [reply.status, sum(sizes)] == [201, 20_000_000]
     assert max(sizes) < 1_000_000
     assert peak < 8_000_000

@@ -18,6 +18,7 @@ from tests.http.drivers import (
     asgi_scope,
     django_client,
     django_settings,
+    states,
 )
 
 from oncely.core.errors import ConfigError
@@ -49,10 +50,6 @@ def site(request: pytest.FixtureRequest, ledger: Ledger) -> DjangoSite:
     """Makes a site of a view."""
     client = {"wsgi": django_client, "asgi": async_client}[request.param]
     return lambda view, **settings: client(view, {"ledger": ledger, "consumer": "api"}, **settings)
-
-
-def states(ledger: Ledger) -> list[State]:
-    return [record.state for record in ledger.scan()]
 
 
 def test_an_answer_is_replayed(site: DjangoSite) -> None:

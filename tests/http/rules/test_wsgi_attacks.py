@@ -2,7 +2,6 @@
 
 import io
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,6 +12,8 @@ from tests.http.drivers import (
     Shop,
     Site,
     drive_by,
+    peak_of,
+    states,
     wsgi_client,
     wsgi_environ,
     wsgi_reply,
@@ -38,10 +39,6 @@ def echo(environ: Any, start_response: Any) -> Iterable[bytes]:
     body = environ["wsgi.input"].read()
     start_response("200 OK", [("Content-Length", str(len(body)))])
     return [body]
-
-
-def states(ledger: Ledger) -> list[State]:
-    return [record.state for record in ledger.scan()]
 
 
 # ---- Requests ----------------------------------------------------------------------------------
@@ -99,12 +96,7 @@ def test_a_large_body_is_not_kept_in_memory(ledger: Ledger) -> None:
     app = WsgiIdempotencyKey(count, ledger, consumer="api", max_request_body="32MiB")
     fields = [("Idempotency-Key", '"k"'), ("Content-Length", "20000000")]
     environ = wsgi_environ("POST", "/", "", fields, b"")
-    tracemalloc.start()
-    try:
-        reply = wsgi_reply(app, {**environ, "wsgi.input": Upload()})
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    reply, peak = peak_of(lambda: wsgi_reply(app, {**environ, "wsgi.input": Upload()}))
     assert [reply.status, sum(seen)] == [201, 20_000_000]
     assert peak < 5_000_000
 

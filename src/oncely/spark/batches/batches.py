@@ -35,7 +35,7 @@ from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
 from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
-from oncely.spark.batches.staging import IN_DOUBT, STAGED, Staging
+from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
@@ -74,7 +74,7 @@ class Batch:
 
     spark: SparkSession
     key: str
-    staging: Staging
+    staging: StagingFolder
     settings: Mapping[str, str]
     """The sink's."""
     deliveries: DataFrame | None
@@ -178,7 +178,7 @@ class Batches:
         counts = self.take_up(messages.sparkSession)
         deliveries = self._with_due(messages)
         key = uuid4().hex
-        staging = Staging(f"{self._folder}/{key}")
+        staging = StagingFolder(f"{self._folder}/{key}")
         batch = Batch(
             messages.sparkSession, key, staging, self._settings, deliveries, self._partitions
         )
@@ -224,7 +224,9 @@ class Batches:
             folder = (found.metadata or {}).get(_STAGING)
             if record is not None and folder is not None and not is_process_stopping():
                 key = record.key.message_id
-                batch = Batch(spark, key, Staging(folder), self._settings, None, self._partitions)
+                batch = Batch(
+                    spark, key, StagingFolder(folder), self._settings, None, self._partitions
+                )
                 total += self._see_through(batch, record)
         return total
 
@@ -327,7 +329,7 @@ class Batches:
 
     def _run_held(self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle) -> JobReport:
         """Claim its messages, call the handler, and store the end."""
-        context = context_of(turn, lifecycle.sync_driver, lifecycle.keeper)
+        context = context_of(turn, lifecycle.sync_driver, lifecycle)
         try:
             batch.stage()
             claimed = read_report(context.step(_CLAIMED, batch.claim))

@@ -30,7 +30,7 @@ from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue
-from oncely.spark.batches.staging import Staging
+from oncely.spark.batches.staging import StagingFolder
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
@@ -65,9 +65,9 @@ class Job(NamedTuple):
     """The error of the messages, if they have failed."""
 
     @property
-    def staging(self) -> Staging:
+    def staging(self) -> StagingFolder:
         """Where the batch is staged."""
-        return Staging(self.folder)
+        return StagingFolder(self.folder)
 
     @property
     def token(self) -> int:
@@ -99,7 +99,7 @@ def run_job(
     options: Mapping[str, str],
     does: Does,
     batch_key: str,
-    staging: Staging,
+    staging: StagingFolder,
     error: str = "",
 ) -> JobReport:
     """Let tasks do the job on the rows; return the report."""

@@ -1,4 +1,4 @@
-"""Staging: the folder of one batch, from its beginning until all its messages are settled.
+"""StagingFolder: the folder of one batch, from its beginning until all its messages are settled.
 
 rows/       the deliveries, unchanged
 new/        the new messages, written by the tasks that claimed them
@@ -22,7 +22,7 @@ IN_DOUBT = "in_doubt"
 """The mark that all messages are in doubt."""
 
 
-class Staging:
+class StagingFolder:
     """`folder` is a path, or a URI that Arrow knows (s3:, gs:, hdfs:). The program and Spark must
     both see it.
     """

@@ -138,20 +138,20 @@ class LeasedTask(ChunkTask):
 
     def _run_one(self, turn: RowTurn) -> None:
         if self._begins_now(turn):
-            with turn.calling(self._driver, self._lifecycle.keeper) as message:
+            with turn.calling(self._driver, self._lifecycle) as message:
                 turn.returned(self._lifecycle.kept(turn, self._handler(message)))
             self._note_returned(turn)
 
     async def _run_async(self, turn: RowTurn) -> None:
         if self._begins_now(turn):
-            with turn.calling(self._driver, self._lifecycle.keeper) as message:
+            with turn.calling(self._driver, self._lifecycle) as message:
                 turn.returned(self._lifecycle.kept(turn, await self._handler(message)))
             self._note_returned(turn)
 
     def _begins_now(self, turn: RowTurn) -> bool:
         # A turn that was not begun, as its claim may have run out, is released.
         claim = turn.claim
-        if claim is None or not self._lifecycle.keeper.is_good(claim):
+        if claim is None or not self._lifecycle.heartbeat.is_good(claim):
             return False
         self._start.journal.begin(turn.row.number, claim.fence)
         return True

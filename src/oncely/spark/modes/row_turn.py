@@ -11,7 +11,7 @@ from oncely.core.message import Message, entered
 from oncely.core.turn import Turn, seconds_since_1970
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.handler_context import context_of
-from oncely.lifecycle.heartbeat import ClaimKeeper
+from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.spark.sink.message_rows import Row
 
 
@@ -59,12 +59,12 @@ class RowTurn(Turn):
         return is_message and super().is_dead_unheard
 
     @contextmanager
-    def calling(self, driver: Driver, keeper: ClaimKeeper) -> Iterator[Message]:
+    def calling(self, driver: Driver, lifecycle: Lifecycle) -> Iterator[Message]:
         """For a block that calls the handler, with the message, its steps and sending. An error of
         the block is noted, and not raised.
         """
         self.message = message = self.row.message(self.claim)
-        context = context_of(self, driver, keeper)
+        context = context_of(self, driver, lifecycle)
         self.called()
         try:
             with entered(context):

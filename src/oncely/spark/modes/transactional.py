@@ -83,7 +83,7 @@ class TransactionalTask(ChunkTask):
                 if self._channel.stopping.is_set():
                     return False
                 self._start.journal.begin(turn.row.number, turn.claim.fence)
-                with turn.calling(driver, self._lifecycle.keeper) as message:
+                with turn.calling(driver, self._lifecycle) as message:
                     turn.returned(self._lifecycle.kept(turn, self._handler(message, session)))
                 self._start.journal.returned(turn.row.number)
                 if turn.error is not None:

@@ -32,7 +32,7 @@ from oncely.core.errors import (
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage, names_for, queue_named
-from oncely.stores.names import Program, TableName
+from oncely.stores.names import Program, TableName, in_words
 from oncely.stores.notifications import Notifications, signal_in
 from oncely.stores.retrying import TryAgain, patiently
 from oncely.stores.sql import consumer_rows as consumers
@@ -244,7 +244,7 @@ class SqlStore:
             # After an error, PostgreSQL's COMMIT would roll back without raising.
             transaction.check()
         if transaction.has_kept:
-            self.notifications.tell()
+            self.notifications.signal.send()
         return done
 
     # ---- Messages that wait --------------------------------------------------------------------
@@ -269,7 +269,7 @@ class SqlStore:
 
     def wait_for_messages(self, timeout_s: float) -> None:
         deadline = clock.monotonic() + timeout_s
-        told = now_told = self.notifications.count
+        told = now_told = self.notifications.signal.count
         while True:
             newest, seen = self._newest(), self._newest_seen
             self._newest_seen = newest
@@ -287,7 +287,7 @@ class SqlStore:
         if self._dialect.puts and len(messages) <= MOST_ROWS and weight <= MOST_BYTES:
             # One statement needs no transaction. A repeated one finds the rows there already.
             self._read(lambda at: rows.put(at, queue_named(queue), messages, names))
-            self.notifications.tell()
+            self.notifications.signal.send()
             return
         waiting = WaitingMessage.queued(queue, messages, names)
         self.transaction(lambda transaction: transaction.keep(waiting))
@@ -340,7 +340,7 @@ class SqlStore:
 
         # A role does not see what it may not read.
         if grants := self.grants(program):
-            lacks = f"The role of this ledger lacks what a {program} needs; type:"
+            lacks = f"The role of this ledger lacks what {in_words(program)} needs; type:"
             return [f"{lacks} {grant}" for grant in grants]
 
         def found(at: OwnTables) -> Sequence[str]:

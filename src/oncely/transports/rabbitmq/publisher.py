@@ -44,10 +44,6 @@ class Route(NamedTuple):
     queue: str | None = None
     """The queue to create if it is missing."""
 
-    def is_in(self, refusal: str) -> bool:
-        """Whether the broker's refusal is about the exchange."""
-        return f"exchange '{self.exchange or _DEFAULT}'" in refusal
-
 
 class Publisher:
     """Publishes over one channel, and over a new one when that is lost."""
@@ -99,7 +95,8 @@ class Publisher:
                         return {0: lost.text}
                 elif lost.code not in _REFUSALS:
                     raise
-                if lost is not publisher.error or route.is_in(lost.text):
+                is_ours = f"exchange '{route.exchange or _DEFAULT}'" in lost.text
+                if lost is not publisher.error or is_ours:
                     return dict.fromkeys(range(len(contents)), lost.text)
                 # The channel was closed for another destination, of another thread.
         raise TransportError("RabbitMQ: others' refused messages have closed the channel too often")
