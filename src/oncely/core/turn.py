@@ -280,10 +280,7 @@ class Turn:
 
     def ended(self, policy: Policy, *, is_stopping: bool = False) -> Ending:
         """The turn is over. Returns what follows, from how far its handler has come."""
-        ending = self._ending(policy, is_stopping=is_stopping)
-        self.state = _ENDED[self.state]
-        self.ending = ending
-        return ending
+        return self.ended_as(self._ending(policy, is_stopping=is_stopping))
 
     def ended_as(self, ending: Ending) -> Ending:
         """The turn is over, and this follows."""
@@ -486,11 +483,11 @@ class Event(dict[TurnState, TurnState]):
         raise AssertionError(f"a turn that is {state.name} cannot be {self.name}")
 
 
-_NEW, _ACQUIRE, _HLD, _UNT, _ANS, _END, _STO = TurnState
+_NEW, _ASK, _HLD, _UNT, _ANS, _END, _STO = TurnState
 ____ = None
 # fmt: off
 #                                    NEW   ASKED HELD  UNTR. ANSW. ENDED STORED
-_ASKED = Event("asked",              _ACQUIRE, _ACQUIRE, ____, ____, ____, ____, ____)
+_ASKED = Event("asked",              _ASK, _ASK, ____, ____, ____, ____, ____)
 _GRANTED = Event("granted",          _HLD, _HLD, ____, ____, ____, ____, ____)
 _ANSWERED = Event("answered",        ____, _ANS, ____, ____, ____, ____, ____)
 _UNTRACKED = Event("untracked",      _UNT, _UNT, ____, ____, ____, ____, ____)
