@@ -36,7 +36,7 @@ _REFUSED = (
     *(KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE),
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 )
-"""Errors of publishing that would come again. A broker refuses a whole batch for one record."""
+"""Errors that another try would meet again. A broker refuses a whole batch for one record."""
 _of_parents: list[object] = []
 """In a forked child: librdkafka would wait for its threads before it forgets a client."""
 
