@@ -163,10 +163,10 @@ def _open_sqlite(file: Path, name: TableName) -> Store:
             f"ledger: this Python has SQLite {sqlite3.sqlite_version}; a ledger in a file needs "
             f"{'.'.join(map(str, _SQLITE))} or newer: use a newer Python, or a server"
         )
-    from oncely.stores.sql.engines import sqlite_engine
+    from oncely.stores.sql.engines import OWN, sqlite_engine
     from oncely.stores.sql.sql_store import SqlStore
 
-    return SqlStore(sqlite_engine(file), name)
+    return SqlStore(sqlite_engine(file, **OWN), name)
 
 
 def _open_server(url: str, name: TableName, like: "Engine | None" = None) -> Store:

@@ -29,8 +29,15 @@ _SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
 set before SQLAlchemy asks for it, to know how names are quoted.
 """
 _PREPARE = "prepare_threshold"
-_POOL: Any = {"pool_use_lifo": True}
-"""The connection that was used last has its statements prepared, and its pages in memory."""
+OWN: Any = {
+    "isolation_level": "AUTOCOMMIT",
+    "pool_reset_on_return": None,
+    "pool_use_lifo": True,
+}
+"""For the ledger's own statements. Each commits by itself, or is in a transaction that we end
+ourselves: there is nothing to roll back when a connection is given back. The one that was used last
+has its statements prepared, and its pages in memory.
+"""
 
 
 def dialect_of(engine: Engine) -> type[Dialect]:
@@ -56,12 +63,12 @@ def unconnected_engine(kind: str) -> Engine:
     return create_engine(f"{drivers.get(kind, 'sqlite+pysqlite')}://")
 
 
-def sqlite_engine(file: Path) -> Engine:
+def sqlite_engine(file: Path, **settings: Any) -> Engine:
     """An engine on a SQLite file. Raises ConfigError where it cannot be made there."""
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"ledger: {str(file)!r} cannot be made: its folder does not exist")
     url = URL.create("sqlite+pysqlite", database=str(file.absolute()))
-    return create_engine(url, **_POOL)
+    return create_engine(url, **settings)
 
 
 def server_engine(url: str | URL, like: Engine | None = None) -> Engine:
@@ -70,9 +77,7 @@ def server_engine(url: str | URL, like: Engine | None = None) -> Engine:
     It prepares no statements where the URL, or the engine `like`, switches that off. Raises
     ConfigError for a URL that cannot be read, ModuleNotFoundError for a missing driver.
     """
-    # Each statement commits by itself, so that there is nothing to roll back on return.
-    settings: Any = {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
-    engine = _server_engine(url, {"sql_mode": _SQL_MODE}, **settings, **_POOL)
+    engine = _server_engine(url, {"sql_mode": _SQL_MODE}, **OWN)
     if like is not None and engine.dialect.name == "postgresql":
         _prepare_like(engine, like)
     return engine

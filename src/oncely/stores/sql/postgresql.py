@@ -50,7 +50,6 @@ _TYPES = {
 }
 """The types of columns that are not sent as text."""
 _NOW = "coalesce(to_timestamp(%(now)s::float8), clock_timestamp())"
-_LEASE_END = "now + lease_s * interval '1 second'"
 _FEW = f"LIMIT (SELECT {MOST_ROWS})"
 """The end of a subquery. It keeps the planner from flattening the subquery. Its value is unknown to
 the planner, which then expects few rows: so it looks up joined rows by their key in a table of any
@@ -75,7 +74,6 @@ _KEYS = (
 )
 _OF_KEY = "WHERE d.message_id = k.message_id AND d.provider = k.provider"
 _THIS = "WHERE t.message_id = k.message_id AND t.provider = k.provider"
-_UNCHANGED = f"{_THIS} AND t.version = k.believed"
 
 _READS_ANEW = "current_setting('transaction_isolation') LIKE 'read%%'"
 """Whether each statement sees what was committed before it, and not only before the first."""
@@ -472,35 +470,37 @@ class Postgresql(Dialect):
         """The table `k` of the batch: a row for each record, with its values and the time."""
         # The planner does not know the length of an array that comes from a subquery.
         arrays = ", ".join(f"(SELECT %({name})b::{_type(name)}[])" for name in varying)
-        singles = [f"%({name})b::{_type(name)} AS {name}" for name in constant]
-        columns = ", ".join((*varying, *singles, f"{_NOW} AS now"))
-        source = f" FROM unnest({arrays}) AS u ({', '.join(varying)})" if varying else ""
-        return f"(SELECT {columns}{source} {_FEW}) AS k"
+        singles = [f"{_parameter(name)} AS {name}" for name in (*constant, "now")]
+        columns = ", ".join((*varying, *singles))
+        source = f" FROM unnest({arrays}) AS u ({', '.join(varying)}) {_FEW}" if varying else ""
+        return f"(SELECT {columns}{source}) AS k"
 
     def _build_insert(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
+        value = "k.".__add__
         return (
             f"INSERT INTO {self.name} ({', '.join(INSERTED)}, lease_until,"
             " first_processed_at, last_processed_at)"
-            f" SELECT {', '.join(map(_given, INSERTED))}, {_LEASE_END}, now, now"
+            f" SELECT {', '.join(_given(name, value) for name in INSERTED)},"
+            f" {_lease_end(value)}, now, now"
             f" FROM {self._rows(varying, constant)}"
             f" ON CONFLICT DO NOTHING{_returning(varying)}"
         )
 
     def _build_update(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        given = {*varying, *constant}
-        written = "".join(f"{name} = k.{_given(name)}, " for name in UPDATED if name in given)
+        given, value = {*varying, *constant}, _values(varying)
+        written = "".join(f"{name} = {_given(name, value)}, " for name in UPDATED if name in given)
         if "lease_s" in given:
-            written += f"lease_until = {_LEASE_END}, "
+            written += f"lease_until = {_lease_end(value)}, "
+        source = f" FROM {self._rows(varying, constant)}" if varying else ""
         return (
-            f"UPDATE {self.name} AS t SET {written}last_processed_at = now"
-            f" FROM {self._rows(varying, constant)} {_UNCHANGED}{_returning(varying, 't.')}"
+            f"UPDATE {self.name} AS t SET {written}last_processed_at = {value('now')}"
+            f"{source} {_unchanged(value)}{_returning(varying, 't.')}"
         )
 
     def _build_removal(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        return (
-            f"DELETE FROM {self.name} AS t USING {self._rows(varying, constant)}"
-            f" {_UNCHANGED}{_returning(varying, 't.')}"
-        )
+        source = f" USING {self._rows(varying, constant)}" if varying else ""
+        where = _unchanged(_values(varying))
+        return f"DELETE FROM {self.name} AS t{source} {where}{_returning(varying, 't.')}"
 
     def _build_load(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
         rows = self._rows(varying, constant)
@@ -564,9 +564,29 @@ def _limited(connection: "psycopg.Connection[Any]", wait_ms: int) -> Iterator[No
         yield
 
 
-def _given(name: str) -> str:
-    """A column of the batch as the table takes it."""
-    return "metadata::jsonb" if name == "metadata" else name
+def _values(varying: tuple[str, ...]) -> Callable[[str], str]:
+    """The value of a column: of the batch `k` or, where it is a single row, which needs no
+    subquery, of the parameters.
+    """
+    return "k.".__add__ if varying else _parameter
+
+
+def _parameter(name: str) -> str:
+    return _NOW if name == "now" else f"%({name})b::{_type(name)}"
+
+
+def _lease_end(value: Callable[[str], str]) -> str:
+    return f"{value('now')} + {value('lease_s')} * interval '1 second'"
+
+
+def _unchanged(value: Callable[[str], str]) -> str:
+    key = " AND ".join(f"t.{name} = {value(name)}" for name in ("message_id", "provider"))
+    return f"WHERE {key} AND t.version = {value('believed')}"
+
+
+def _given(name: str, value: Callable[[str], str]) -> str:
+    """The value of a column as the table takes it."""
+    return f"{value(name)}::jsonb" if name == "metadata" else value(name)
 
 
 def _type(name: str) -> str:

@@ -253,13 +253,16 @@ class Sqlite(Dialect):
         )
 
     def _build_update(self, varying: tuple[str, ...], constant: tuple[str, ...]) -> str:
-        # An insert that meets each row: SQLite chooses the order of an UPDATE that joins the batch.
-        # With statistics from when the table was small, it would read the whole table.
         given = {*varying, *constant}
         value = {name: _value(name, varying) for name in UPDATED if name in given}
         if "lease_s" in given:
             value["lease_until"] = f"{_value('lease_s', varying)} + {self.moment}"
         value["last_processed_at"] = self.moment
+        if not varying:
+            written = ", ".join(f"{name} = {of}" for name, of in value.items())
+            return f"UPDATE {self.name} AS t SET {written} {_unchanged(varying)}"
+        # An insert that meets each row: SQLite chooses the order of an UPDATE that joins the batch.
+        # With statistics from when the table was small, it would read the whole table.
         # Also what stays: a table that another program has made may have no defaults.
         names = (*INSERTED, "exhausted", "duplicates", "first_processed_at")
         kept = [name for name in names if name not in value]
