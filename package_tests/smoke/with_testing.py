@@ -7,11 +7,11 @@ from pathlib import Path
 SUITE = """
 import pytest
 from oncely.stores.memory_store import MemoryStore
-from oncely.testing import ManualClock, TransportConformance
+from oncely.testing import ManualClock, TransportSuite
 from oncely.transports.store_transport import StoreTransport
 
 
-class TestMyTransport(TransportConformance):
+class TestMyTransport(TransportSuite):
     @pytest.fixture
     def clock(self):
         return ManualClock()

@@ -27,8 +27,8 @@ from oncely.ledger.ledger import open_ledger
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.sql import SqlStore
 from oncely.stores.sql.engines import sqlite_engine
-from oncely.testing import ManualClock, TransportConformance
-from oncely.testing.delivery_suite import RedeliveryConformance
+from oncely.testing import ManualClock, TransportSuite
+from oncely.testing.delivery_suite import RedeliverySuite
 from oncely.transports.open_transport import open_transport
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Delivery, Transport
@@ -41,7 +41,7 @@ Connect = Callable[[], Transport]
 OpenSql = Callable[..., SqlStore]
 
 
-class TestStoreTransport(TransportConformance):
+class TestStoreTransport(TransportSuite):
     """The suite on StoreTransport, in memory."""
 
     @pytest.fixture
@@ -50,7 +50,7 @@ class TestStoreTransport(TransportConformance):
         return lambda: StoreTransport(store)
 
 
-class TestQueuesInSqlite(TransportConformance):
+class TestQueuesInSqlite(TransportSuite):
     """The suite on StoreTransport, in a file."""
 
     @pytest.fixture
@@ -61,7 +61,7 @@ class TestQueuesInSqlite(TransportConformance):
             )
 
 
-class TestQueuesOnServers(RedeliveryConformance):
+class TestQueuesOnServers(RedeliverySuite):
     """What StoreTransport has statements for that hold messages, on servers."""
 
     @pytest.fixture(params=["postgresql", "mysql"])
@@ -97,13 +97,13 @@ class _OnRabbitmq:
             )
 
 
-class TestRabbitmqClassic(_OnRabbitmq, TransportConformance):
+class TestRabbitmqClassic(_OnRabbitmq, TransportSuite):
     """The suite on RabbitMQ with classic queues."""
 
     options = "?queue_type=classic"
 
 
-class TestRabbitmqQuorum(_OnRabbitmq, RedeliveryConformance):
+class TestRabbitmqQuorum(_OnRabbitmq, RedeliverySuite):
     """What differs with quorum queues: they count deliveries."""
 
 

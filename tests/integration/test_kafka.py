@@ -23,7 +23,7 @@ from tests.servers import HOST, create_topic, free_port
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Reject, Requeue
-from oncely.testing import TransportConformance
+from oncely.testing import TransportSuite
 from oncely.testing.delivery_suite import ids_of, nothing_comes, received
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
@@ -31,7 +31,7 @@ from oncely.transports.transport import Delivery, Transport
 _QUICK = "rdkafka.heartbeat.interval.ms=200&rdkafka.session.timeout.ms=6000"
 
 
-class TestKafka(TransportConformance):
+class TestKafka(TransportSuite):
     """The suite on Kafka, with topics of one partition."""
 
     @pytest.fixture

@@ -2,7 +2,7 @@ from .crashes import kill_at
 from .deliveries import pass_time, redeliver, runs_once
 from .points import CONSUMER_POINTS, POINTS, RELAY_POINTS, TRANSACTION_POINTS, arm, disarm, reached
 from .tools import AdvancingClock, ManualClock, at_once
-from .transport_suite import TransportConformance
+from .transport_suite import TransportSuite
 
 __all__ = [
     "CONSUMER_POINTS",
@@ -11,7 +11,7 @@ __all__ = [
     "TRANSACTION_POINTS",
     "AdvancingClock",
     "ManualClock",
-    "TransportConformance",
+    "TransportSuite",
     "arm",
     "at_once",
     "disarm",

@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""Conformance tests of deliveries: the part of TransportConformance that begins with receiving."""
+"""Conformance tests of deliveries: the part of TransportSuite that begins with receiving."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _ORDER = Message("order-17", b'{"total": 3}', "order.placed", {"tenant": "a"}, k
 _VERDICTS: tuple[Acknowledgement, ...] = (Ack(), Requeue(), Reject("late"))
 
 
-class RedeliveryConformance:
+class RedeliverySuite:
     """A delivery is acknowledged once, by its holder; what is not acknowledged is redelivered."""
 
     @pytest.fixture
@@ -148,7 +148,7 @@ class RedeliveryConformance:
             assert transport.is_drained(QUEUE)
 
 
-class DeliveryConformance(RedeliveryConformance):
+class DeliverySuite(RedeliverySuite):
     """What is received is acknowledged, requeued or refused, until its queue is drained."""
 
     def test_ack(self, transport: Transport, clock: AdvancingClock) -> None:

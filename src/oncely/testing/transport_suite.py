@@ -1,5 +1,5 @@
 # ruff: noqa: S101 - asserts are what a conformance suite is made of.
-"""TransportConformance: what a transport has to do, as tests to inherit."""
+"""TransportSuite: what a transport has to do, as tests to inherit."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
@@ -16,7 +16,7 @@ from oncely.testing.delivery_suite import (
     QUEUE,
     RECEIVERS,
     Connect,
-    DeliveryConformance,
+    DeliverySuite,
     given,
     ids_of,
     nothing_comes,
@@ -47,7 +47,7 @@ MESSAGES = (
 """Messages that must be received as they were published."""
 
 
-class TransportConformance(DeliveryConformance):
+class TransportSuite(DeliverySuite):
     """Conformance tests of a transport. Inherit this class, and define two fixtures.
 
     `connect`: a function that opens one more transport to a broker, always the same one, empty
