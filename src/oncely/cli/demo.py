@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import webbrowser
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from tempfile import mkdtemp
@@ -47,7 +47,6 @@ def demo(no_browser: bool) -> None:
             _say("decide", f"oncely settle {_KILLER} {answer} --ledger {url}")
         if sys.stdout.isatty():
             _wait_for_decision(ledger, folder, opens=not no_browser)
-            _drain(ledger, folder)
         else:
             _say("then", f"cd {folder}; ONCELY_LEDGER={url} oncely consume worker:consumer --drain")
     print(f"\n$ oncely status --ledger {url}")
@@ -94,7 +93,7 @@ def _drain(ledger: oncely.Ledger, folder: Path) -> None:
 
 
 def _wait_for_decision(ledger: oncely.Ledger, folder: Path, *, opens: bool) -> None:
-    """Serve the dashboard until nothing is in doubt, or until Ctrl-C."""
+    """Serve the dashboard until nothing is in doubt, or until Ctrl-C; then do what was decided."""
     with _start(folder, "web", "--port=0", "--json") as web:
         try:
             # Without it the command has said what to install.
@@ -105,10 +104,10 @@ def _wait_for_decision(ledger: oncely.Ledger, folder: Path, *, opens: bool) -> N
                 windows = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
                 if opens and windows and "CI" not in os.environ:
                     webbrowser.open(address)
-            with Progress("waiting for your decision; Ctrl-C ends it"):
+            with suppress(KeyboardInterrupt), Progress("waiting for your decision; Ctrl-C ends it"):
                 while ops.status(ledger).total.in_doubt:
                     time.sleep(_LOOK_S)
-        except KeyboardInterrupt:
-            pass
+            # The page that the decision leads to is still to be loaded.
+            _drain(ledger, folder)
         finally:
-            web.kill()
+            web.terminate()
