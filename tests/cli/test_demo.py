@@ -46,9 +46,9 @@ def test_decided_by_the_command_line(
     """
     ran = in_process("demo", env=env, timeout=LIMIT_S)
     assert ran.returncode == 0, ran.stderr
-    said = dict(re.findall(r"^(ledger|killed|decide|then) +(.*)$", ran.stdout, re.MULTILINE))
+    said = dict(re.findall(r"^(ledger|dead|decide|then) +(.*)$", ran.stdout, re.MULTILINE))
     assert said["ledger"].endswith(": 0 in the queue, 29 completed, 25 duplicates")
-    assert re.fullmatch(r"worker \d+, by kill -9, while it charged order-21", said["killed"])
+    assert re.fullmatch(r"worker \d+: killed by kill -9, after it charged order-21", said["dead"])
     assert not (tmp_path / "opened").exists()
     [folder] = (tmp_path / "folders").iterdir()
     assert found(folder) == (29, ONCE_EACH)

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 import webbrowser
 from contextlib import closing, suppress
-from importlib.resources import files
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,11 +16,9 @@ import oncely
 from oncely import ops
 from oncely.cli import options
 from oncely.cli.terminal import Progress, loud
-from oncely.core.errors import OncelyError
 
-_WORK = ("consume", "worker:consumer", "--log-level=error", "--log-format=json")
+_WORK = ("consume", "worker:consumer", "--drain", "--log-level=error", "--log-format=json")
 _KILLER = "order-21"
-_LOOK_S = 0.1
 
 
 @options.command("demo", "oncely demo")
@@ -29,20 +28,22 @@ def demo(no_browser: bool) -> None:
     from oncely.cli.commands import run
 
     folder = Path(mkdtemp(prefix="oncely-demo-"))
-    program = files("oncely.cli.templates").joinpath("demo_worker.py").read_bytes()
-    (folder / "worker.py").write_bytes(program)
+    shutil.copy(Path(__file__).parent / "templates" / "demo_worker.py", folder / "worker.py")
     url = f"sqlite:///{folder}/ledger.db"
     orders = [oncely.Message(f"order-{n}", b'{"cents": 990}') for n in range(1, 31)]
     with closing(oncely.open_ledger(url)) as ledger:
         ledger.migrate()
         _say("program", f"{folder}/worker.py charges the orders of a queue, into bank.txt")
-        oncely.publish(url, "orders", [*orders[:20], *orders[:20:4], orders[20]])
+        oncely.publish(url, "orders", [*orders[:20], *orders[:20:4]])
         _say_counts(ledger, "orders are sent, some of them twice")
-        _kill_while_it_charges(ledger, folder)
+        _work(ledger, folder)
+        oncely.publish(url, "orders", [orders[20]])
+        _work(ledger, folder, KILLED_AT=_KILLER)
         oncely.publish(url, "orders", orders)
         _say_counts(ledger, "all of them are sent again, with new ones")
-        _drain(ledger, folder)
-        _say("in doubt", f"{_KILLER}: was it charged? The ledger cannot know, and holds it")
+        _work(ledger, folder)
+        doubt = f"{ops.status(ledger).total.in_doubt} message, {_KILLER}"
+        _say("in doubt", f"{doubt}: was it charged? The ledger cannot know, and holds it")
         for answer in ("--happened", "--not-happened"):
             _say("decide", f"oncely settle {_KILLER} {answer} --ledger {url}")
         if sys.stdout.isatty():
@@ -56,11 +57,10 @@ def demo(no_browser: bool) -> None:
 def _say(word: str, text: str) -> None:
     from rich.console import Console
 
-    state = "dead" if word == "killed" else word
-    Console().print(loud(f"{word:<10}{text}", state), soft_wrap=True)
+    Console().print(loud(f"{word:<10}{text}", word), soft_wrap=True)
 
 
-def _say_counts(ledger: oncely.Ledger, what: str) -> None:
+def _say_counts(ledger: "oncely.Ledger", what: str) -> None:
     found = ops.status(ledger)
     total, queued = found.total.as_dict(), sum(each.waiting for each in found.queues.values())
     counts = f"{queued} in the queue, {total['completed']} completed"
@@ -73,26 +73,17 @@ def _start(folder: Path, *words: str, **env: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def _kill_while_it_charges(ledger: oncely.Ledger, folder: Path) -> None:
-    with Progress("a worker is at work"), _start(folder, *_WORK, SLOW=_KILLER) as worker:
-        try:
-            if not (worker.stdout and worker.stdout.readline()):
-                raise OncelyError("demo: the worker has ended by itself")
-            # What it charged before is being recorded.
-            while ops.status(ledger).total.as_dict()["processing"] > 1:
-                time.sleep(_LOOK_S)
-        finally:
-            worker.kill()
-    _say("killed", f"worker {worker.pid}, by kill -9, while it charged {_KILLER}")
+def _work(ledger: "oncely.Ledger", folder: Path, **env: str) -> None:
+    """Let a worker handle what there is."""
+    with Progress("a worker is at work"), _start(folder, *_WORK, **env) as worker:
+        code = worker.wait()
+    if code == -signal.SIGKILL:
+        _say("dead", f"worker {worker.pid}: killed by kill -9, after it charged {_KILLER}")
+    else:
+        _say_counts(ledger, f"worker {worker.pid} has nothing more to do")
 
 
-def _drain(ledger: oncely.Ledger, folder: Path) -> None:
-    with Progress("another worker is at work"), _start(folder, *_WORK, "--drain") as worker:
-        worker.wait()
-    _say_counts(ledger, f"worker {worker.pid} has nothing more to do")
-
-
-def _wait_for_decision(ledger: oncely.Ledger, folder: Path, *, opens: bool) -> None:
+def _wait_for_decision(ledger: "oncely.Ledger", folder: Path, *, opens: bool) -> None:
     """Serve the dashboard until nothing is in doubt, or until Ctrl-C; then do what was decided."""
     with _start(folder, "web", "--port=0", "--json") as web:
         try:
@@ -106,8 +97,8 @@ def _wait_for_decision(ledger: oncely.Ledger, folder: Path, *, opens: bool) -> N
                     webbrowser.open(address)
             with suppress(KeyboardInterrupt), Progress("waiting for your decision; Ctrl-C ends it"):
                 while ops.status(ledger).total.in_doubt:
-                    time.sleep(_LOOK_S)
+                    time.sleep(0.1)
             # The page that the decision leads to is still to be loaded.
-            _drain(ledger, folder)
+            _work(ledger, folder)
         finally:
             web.terminate()

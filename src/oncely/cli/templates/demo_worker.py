@@ -1,7 +1,7 @@
-"""Charges the orders of a queue: the program that `oncely demo` runs, and kills."""
+"""Charges the orders of a queue: the program of the workers of `oncely demo`."""
 
 import os
-import time
+import signal
 from pathlib import Path
 
 import oncely
@@ -17,6 +17,5 @@ def charge(message: oncely.Message) -> None:
     """What must not happen twice: a line in the bank's book."""
     with Path("bank.txt").open("a") as bank:
         bank.write(f"{message.id} charged {message.get('cents')} cents\n")
-    if message.id == os.environ.get("SLOW"):
-        print("charging", message.id, flush=True)
-        time.sleep(60)  # The bank has charged, and does not answer yet.
+    if message.id == os.environ.get("KILLED_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)  # kill -9: the ledger does not hear of the charge.
