@@ -20,7 +20,7 @@ pytest.register_assert_rewrite("tests.conformance")
 
 _SCOPES = {
     "spark": (
-        *("docs/how-to/spark.md", "docs/how-to/spark-kafka.md", "docs/how-to/spark-local.md"),
+        *(f"docs/how-to/spark{name}.md" for name in ("", "-kafka", "-local", "-notebook")),
         *(
             f"tests/spark/test_{name}.py"
             for name in (

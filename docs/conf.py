@@ -41,8 +41,9 @@ html_theme = "furo"
 html_title = f"oncely {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 html_permalinks_icon = "#"
-# Examples without their prompts, as they are typed.
+# Examples without their prompts and output, as they are typed.
 copybutton_exclude = ".linenos, .gp, .go"

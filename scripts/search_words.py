@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.search.en import SearchEnglish
 
@@ -14,10 +15,12 @@ WORDS = (
     *("RabbitMQ", "Redis", "retry", "Spark", "SQLite", "Stripe", "webhook"),
 )
 """Each is to lead to a page, which has all of its words."""
+GUIDED = ("cleanup", "dedup", "lock", "timeout", "ttl")
+"""Each is to lead to a guide or an explanation: the API has methods with such names."""
 _ENGLISH = SearchEnglish({})
 
 
-def pages_of(index: dict[str, dict[str, list[int] | int]], word: str) -> set[int]:
+def pages_of(index: dict[str, Any], word: str) -> set[int]:
     """The pages that have a word in their text or a title. The index has the stems of words."""
     found: set[int] = set()
     stem = _ENGLISH.stem(word)
@@ -37,6 +40,12 @@ def main(site: Path) -> int:
         parts = set(re.findall(r"\w+", words.lower())) - set(_ENGLISH.stopwords)
         if not set.intersection(*(pages_of(index, part) for part in parts)):
             lost.append(words)
+    guides = {
+        number
+        for number, name in enumerate(index["docnames"])
+        if name.startswith(("how-to/", "explanation/"))
+    }
+    lost += [f"{word} (no guide)" for word in GUIDED if not guides & pages_of(index, word)]
     if lost:
         print(f"search: no page has {', '.join(lost)}", file=sys.stderr)
     return int(bool(lost))

@@ -28,8 +28,8 @@ def test_nothing_is_typed(command: Command, monkeypatch: pytest.MonkeyPatch) -> 
     asked = command("--help")
     assert command() == (2, "", asked.out)
     assert asked.code == 0
-    assert "\nGet started:\n  init " in asked.out
-    assert "\nExamples:\n  oncely init\n" in asked.out
+    assert "\nGet started:\n  demo " in asked.out
+    assert "\nExamples:\n  oncely demo\n" in asked.out
 
 
 @pytest.mark.parametrize("columns", ["20", "80", "400"])

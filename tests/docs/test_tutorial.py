@@ -6,14 +6,17 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.docs.pages import DOCS
 from tests.docs.shell import Shell, commands
+from tests.processes import printed
 from tests.turns import is_whole_run
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+PAGE = DOCS / "tutorial.md"
 
 _BLOCK = re.compile(r"^```(\S*)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CAPTION = re.compile(r":caption: (\S+)\n\n")
@@ -93,3 +96,11 @@ def test_every_block_is_followed() -> None:
     kinds = [block.kind for block in blocks(PAGE.read_text())]
     assert kinds.count("sh") == 1
     assert set(kinds) == {"sh", "console", "python", "diff"}
+
+
+def test_first_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program of the README runs when it is saved alone, and prints what is shown below it."""
+    monkeypatch.chdir(tmp_path)
+    for program, output in pairwise(blocks((DOCS.parent / "README.md").read_text())):
+        if output.kind == "text":
+            assert printed(program.text) == output.text

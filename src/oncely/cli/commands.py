@@ -11,6 +11,7 @@ from oncely.cli import options
 from oncely.cli.changes import cancel, forget, reset, run_now, settle
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
+from oncely.cli.demo import demo
 from oncely.cli.init_command import init
 from oncely.cli.moving import bridge, relay
 from oncely.cli.options import Commands
@@ -39,7 +40,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 SECTIONS: Mapping[str, Sequence[click.Command]] = {
-    "Get started": (init, migrate, completion),
+    "Get started": (demo, init, migrate, completion),
     "Run": (consume, relay, bridge, pipeline),
     "Inspect": (
         *(status, activity, workers, list_records, show),
@@ -49,6 +50,7 @@ SECTIONS: Mapping[str, Sequence[click.Command]] = {
     "Maintain": (check, purge, archive),
 }
 _EXAMPLES: Mapping[str, str] = {
+    "oncely demo": "see a worker killed, and decide",
     "oncely init": "write a first program that runs",
     "oncely consume app:consumer --drain": "handle the messages of a queue, then end",
     "oncely list --state failed --consumer billing": "list failed messages",
