@@ -31,7 +31,7 @@ _WORDS = {
     errors.InDoubtError: _DOUBT,
     errors.FencedError: _DOUBT,
     errors.MismatchError: "Nothing was done: another call of '{}' had this key. Use a new one.",
-    errors.ExhaustedError: "'{}' has failed for good, and does not run again: ask a person.",
+    errors.ExhaustedError: "'{}' has failed permanently, and does not run again: ask a person.",
     errors.StoreError: f"Nothing was done: the ledger of '{{}}' cannot be reached. {_AGAIN}",
 }
 """What a model is told: of other errors the SDK hides the text."""
