@@ -84,7 +84,8 @@ def test_closed_worker_is_gone(ledger: Ledger) -> None:
     """Closing tells what was not told yet; the worker is no longer among those that are alive."""
     ledger.complete(granted(ledger.claim(Key("billing", "m"), policy=Policy())))
     ledger.close()
-    assert ledger.operations.workers() == []
+    # It waits for some seconds only for the thread that tells this.
+    wait_until(lambda: ledger.operations.workers() == [])
     [billing] = ledger.operations.activity(0)
     assert billing.handled == 1
 
