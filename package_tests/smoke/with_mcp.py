@@ -10,7 +10,8 @@ from oncely.adapters.mcp import once_tool
 
 ledger = oncely.open_ledger("memory://")
 ledger.migrate()
-server, calls = MCPServer("shop"), []
+server = MCPServer("shop")
+calls: list[str] = []
 
 
 @server.tool()
