@@ -1,7 +1,8 @@
 """A consumer on Kafka and PostgreSQL, beside the driver alone and FastStream without a ledger.
 
 All ways read the same topic, each in a group of its own, in turn, several rounds. What counts is
-the median of the ratios within a round; one more round first does not count. Run with `make bench-consumer`.
+the median of the ratios within a round; one more round first does not count. Run with
+`make bench-consumer`.
 """
 
 import argparse
