@@ -87,8 +87,10 @@ bench-ledger: .venv/.ready servers ## every store beside the hand-written flow a
 bench-transaction: .venv/.ready servers ## the ledger in work transactions beside the same ones without it
 	@PYTHONPATH=. $(BIN)/python benchmarks/transaction.py
 
-bench-consumer: .venv/.ready servers ## a consumer on RabbitMQ and PostgreSQL beside loops of the driver alone
+bench-consumer: .venv/.ready servers ## a consumer on RabbitMQ, on Kafka, and PostgreSQL beside loops of the driver alone
+	@$(BIN)/python -c 'import aiokafka' 2>/dev/null || scripts/setup.sh --inexact --group bench
 	@PYTHONPATH=. $(BIN)/python benchmarks/consumer.py
+	@PYTHONPATH=. $(BIN)/python benchmarks/kafka.py
 
 bench-queue: .venv/.ready servers ## a queue in PostgreSQL beside procrastinate and pgqueuer
 	@$(BIN)/python -c 'import pgqueuer, procrastinate' 2>/dev/null || scripts/setup.sh --inexact --group bench

@@ -94,6 +94,11 @@ def surroundings() -> dict[str, str]:
 
 
 Write = Callable[..., Written]
+BROKERS = {
+    "rabbitmq": ("amqp://guest:guest@localhost/", "rabbitmq_url"),
+    "kafka": ("kafka://localhost:9092", "kafka_url"),
+}
+"""The URL that is written for a broker, and the fixture of the one to use."""
 
 
 @pytest.fixture
@@ -108,8 +113,9 @@ def write(tmp_path: Path, command: Command, request: pytest.FixtureRequest) -> W
         urls = {}
         if store in SERVERS:
             urls[STORES[store].url] = request.getfixturevalue(SERVERS[store])
-        if delivery == "rabbitmq":
-            urls["amqp://guest:guest@localhost/"] = request.getfixturevalue("rabbitmq_url")
+        if delivery in BROKERS:
+            url, fixture = BROKERS[delivery]
+            urls[url] = request.getfixturevalue(fixture)
         return Written(tmp_path / "new", out, urls)
 
     return write
@@ -160,6 +166,7 @@ CHECKS: Mapping[str, tuple[Callable[[Written], None], Sequence[str]]] = {
     "function": (check_function, ("sqlite", "redis")),
     "queue": (check_queue, ("sqlite", "mysql")),
     "rabbitmq": (check_queue, ("postgresql",)),
+    "kafka": (check_queue, ("sqlite",)),
     "http": (check_http, ("sqlite", "mysql")),
     "webhook": (check_webhook, ("sqlite", "postgresql")),
 }
@@ -209,7 +216,7 @@ def test_every_combination(command: Command, tmp_path: Path, delivery: str, stor
     assert code == (2 if store == "redis" and STARTERS[delivery].has_queues else 0)
     assert bool(files) == (code == 0)
     assert ("First write the URL" in out) == (
-        code == 0 and (store != "sqlite" or delivery == "rabbitmq")
+        code == 0 and (store != "sqlite" or delivery in BROKERS)
     )
     assert not files or any(STORES[store].url in file.read_text() for file in files)
     for program in tmp_path.rglob("*.py"):
@@ -299,7 +306,10 @@ def test_stores_that_fit(command: Command, answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "init: not a terminal: add --delivery function, queue, rabbitmq, http, webhook or"),
+        (
+            "",
+            "init: not a terminal: add --delivery function, queue, rabbitmq, kafka, http, webhook",
+        ),
         ("--store mysql", "init: not a terminal: add --delivery "),
         ("--delivery queue --store redis", "init: Redis keeps no queues, which --delivery queue"),
         ("--delivery smoke", "invalid value for '--delivery': 'smoke' is not one of 'function'"),

@@ -22,7 +22,7 @@ PACKAGES = (
 MODULES = (
     *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.sources"),
     *("oncely.tracker", "oncely.upsert"),
-    *(f"oncely.adapters.{name}" for name in ("celery", "dramatiq", "faststream", "pika")),
+    *(f"oncely.adapters.{name}" for name in ("celery", "dramatiq", "faststream", "mcp", "pika")),
 )
 OURS = {
     "oncely.__version__",

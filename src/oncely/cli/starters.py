@@ -79,6 +79,15 @@ STARTERS: Mapping[str, Starter] = {
         packages={"pika": "'oncely[rabbitmq]'"},
         to_edit="RabbitMQ",
     ),
+    "kafka": Starter(
+        "messages of a topic of Kafka",
+        {"app.py": "consumer.py"},
+        _CONSUME,
+        _CONSUMED,
+        settings={"ONCELY_TRANSPORT": "'kafka://localhost:9092'"},
+        packages={"confluent_kafka": "'oncely[kafka]'"},
+        to_edit="Kafka",
+    ),
     "http": Starter(
         "HTTP requests with idempotency keys",
         {"app.py": "http_api.py"},
