@@ -87,13 +87,16 @@ def faststream(bench: Bench, group: str, **policy: Any) -> None:
             bench.messages,
         )
 
-        @broker.subscriber(bench.topic, group_id=group, auto_offset_reset="earliest", **policy)
         async def handle(_: bytes) -> None:
             nonlocal left
             left -= 1
             if not left:
                 done.set()
 
+        subscriber = broker.subscriber(
+            bench.topic, group_id=group, auto_offset_reset="earliest", **policy
+        )
+        subscriber(handle)
         async with broker:
             await broker.start()
             await done.wait()
