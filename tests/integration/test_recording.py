@@ -80,11 +80,18 @@ def test_each_end_counts_once(ledger: Ledger) -> None:
 
 
 @on_every_database
-def test_closed_worker_is_gone(ledger: Ledger) -> None:
-    """Closing tells what was not told yet; the worker is no longer among those that are alive."""
-    ledger.complete(granted(ledger.claim(Key("billing", "m"), policy=Policy())))
+def test_closed_worker_has_stopped(ledger: Ledger) -> None:
+    """Closing tells what was not told yet; the worker has stopped, and of those that have stopped
+    in one process the last is kept.
+    """
+    for id_ in ("m", "n"):
+        granted(ledger.claim(Key("billing", id_), policy=Policy()))
+        ledger.close()
+    [worker] = ops.workers(ledger)
+    assert (worker.state, worker.worker.claims) == ("stopped", 2)
+    assert worker.in_words.endswith("UTC, held 2 claims")
+    ledger.complete(granted(ledger.claim(Key("billing", "o"))))
     ledger.close()
-    assert ledger.operations.workers() == []
     [billing] = ledger.operations.activity(0)
     assert billing.handled == 1
 

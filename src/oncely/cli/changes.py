@@ -101,7 +101,7 @@ def _change(
         return 1
     with Progress() as progress:
         changed = change(ledger, records, on_each=progress.counter(len(records)), **note)
-    return _told(changed, done, as_json=as_json)
+    return told(changed, done, as_json=as_json)
 
 
 @options.command("settle", "oncely settle order-17 --happened --why 'it is on the bill'")
@@ -112,6 +112,8 @@ def _change(
     "module:function",
     "ask this function, as a policy's on_in_doubt, importable from the current folder",
 )
+@options.flag("--worker-is-dead", "first end the claim of a worker that is dead, at once")
+@options.sure
 @_one_record_options
 def settle(
     ledger: "Ledger",
@@ -120,6 +122,8 @@ def settle(
     happened: bool,
     not_happened: bool,
     probe: str | None,
+    worker_is_dead: bool,
+    is_sure: bool,
     note: Note,
     as_json: bool,
 ) -> int:
@@ -130,11 +134,15 @@ def settle(
         raise ConfigError("settle: add --happened, --not-happened or --probe, and one of them only")
     asked = None if probe is None else load_probe(probe)
     record = one_record(ledger, message_id, consumer)
+    if worker_is_dead:
+        ended = ops.end_claim(ledger, record, is_sure=is_sure, **note)
+        if ended.refused:
+            return told(ended, "ended", as_json=as_json)
     if asked is not None:
         return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
     decide = ops.happened if happened else ops.not_happened
     changed = decide(ledger, [record], **note)
-    return _told(changed, "completed" if happened else "reset", as_json=as_json)
+    return told(changed, "completed" if happened else "reset", as_json=as_json)
 
 
 def _probed(found: "ops.Probed", *, as_json: bool) -> int:
@@ -159,7 +167,7 @@ def run_now(
 ) -> int:
     """Let a message that waits for its retry be due at once."""
     key = ops.waiting_key(ledger, message_id, consumer)
-    return _told(ops.run_now(ledger, [key], **note), "due now", as_json=as_json)
+    return told(ops.run_now(ledger, [key], **note), "due now", as_json=as_json)
 
 
 @options.command("cancel", "oncely cancel order-21 --why 'withdrawn'")
@@ -169,10 +177,10 @@ def cancel(
 ) -> int:
     """Make a dead letter of a message that waits for its retry."""
     key = ops.waiting_key(ledger, message_id, consumer)
-    return _told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
+    return told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
 
 
-def _told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
+def told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
     """Report a change; return 1 where some was refused."""
     if as_json:
         put_json(_as_dict(changed, done))

@@ -20,6 +20,7 @@ from oncely.cli.records import list_records, show
 from oncely.cli.status import activity, audit, runs, status, workers
 from oncely.cli.upkeep import archive, check, migrate, purge
 from oncely.cli.web import report, web
+from oncely.cli.worker import worker
 from oncely.core.errors import ConfigError
 
 COMPLETE_VARIABLE = "_ONCELY_COMPLETE"
@@ -45,7 +46,7 @@ SECTIONS: Mapping[str, Sequence[click.Command]] = {
         *(status, activity, workers, list_records, show),
         *(waiting, queue, runs, audit, web, report),
     ),
-    "Change": (dead, outbox, settle, reset, run_now, cancel, forget),
+    "Change": (dead, outbox, settle, reset, run_now, cancel, forget, worker),
     "Maintain": (check, purge, archive),
 }
 _EXAMPLES: Mapping[str, str] = {

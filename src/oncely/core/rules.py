@@ -34,6 +34,7 @@ from oncely.core.commands import (
     Confirm,
     CountDelivery,
     Duplicate,
+    EndClaim,
     Exhausted,
     Extend,
     Fail,
@@ -216,6 +217,7 @@ def _grant(record: Record, ask: Acquire, attempts: int, now: float) -> Decision:
             "fence": record.fence + 1,
             "lease_s": ask.lease_s,
             "fingerprint": record.fingerprint or ask.fingerprint,
+            "worker": ask.worker,
         },
     )
     if ask.is_ahead or ask.company is Company.ALONE:
@@ -244,7 +246,7 @@ def _is_marked(record: Record, mark: str) -> bool:
 
 
 def _grant_the_same(record: Record, ask: Acquire, now: float) -> Decision:
-    change = Change(record.version + 1, {"lease_s": ask.lease_s})
+    change = Change(record.version + 1, {"lease_s": ask.lease_s, "worker": ask.worker})
     if _is_marked(record, _AHEAD) and not ask.is_ahead:
         # What its handler did may be committed after all.
         change = change.but(metadata={**(record.metadata or {}), _AHEAD: None})
@@ -308,6 +310,7 @@ def first_change(ask: Acquire) -> Change:
             "lease_s": ask.lease_s,
             "metadata": _marked(ask.metadata, ask, 1) if is_marked else ask.metadata,
             "fingerprint": ask.fingerprint,
+            "worker": ask.worker,
         },
     )
 
@@ -417,9 +420,7 @@ def _again(record: Record, _: Command, __: float) -> Decision:
 
 
 def _mark_handled(record: Record, mark: MarkHandled, _: float) -> Decision:
-    return _written(
-        Change(record.version + 1, {"state": State.HANDLED, "lease_s": None, "result": mark.result})
-    )
+    return _written(completion(record.version).but(state=State.HANDLED, result=mark.result))
 
 
 def _complete(record: Record, complete: Complete, _: float) -> Decision:
@@ -453,6 +454,7 @@ def _release(record: Record, release: Release, _: float) -> Decision:
             "metadata": _with_marks_of(former, record.fence),
             "result": former.result,
             "fingerprint": former.fingerprint,
+            "worker": former.worker,
         },
     )
     return _written(change)
@@ -500,6 +502,7 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
             "state": State.FAILED,
             "attempts": 0,
             "lease_s": None,
+            "worker": None,
             "exhausted": False,
             "fingerprint": None if reset.is_edited else record.fingerprint,
         },
@@ -513,8 +516,19 @@ def _happened(record: Record, happened: Happened, now: float) -> Decision:
     return _decided(record, completion(record.version), "happened", happened, now)
 
 
+def _end_claim(record: Record, end: EndClaim, now: float) -> Decision:
+    if end.version not in (None, record.version):
+        return _refuse(record, end, now)
+    change = Change(record.version + 1, {"lease_s": 0.0})
+    return _decided(record, change, "worker_dead", end, now)
+
+
 def _decided(
-    record: Record, change: Change, what: str, said: Reset | Happened | Cancel, now: float
+    record: Record,
+    change: Change,
+    what: str,
+    said: Reset | Happened | EndClaim | Cancel,
+    now: float,
 ) -> Decision:
     """A change as an operator wants it, with who said so, when and why."""
     when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
@@ -528,21 +542,6 @@ def _decided(
     return _written(noted, record, now)
 
 
-def _reset_endless(record: Record, reset: Reset, now: float) -> Decision:
-    # A claim without an end never runs out: only an operator can say that it is in doubt.
-    is_endless = record.lease_until is None
-    return _reset(record, reset, now) if is_endless else _refuse(record, reset, now)
-
-
-def _happened_endless(record: Record, happened: Happened, now: float) -> Decision:
-    is_endless = record.lease_until is None
-    return (_happened if is_endless else _refuse)(record, happened, now)
-
-
-def _happened_again(record: Record, happened: Happened, now: float) -> Decision:
-    return _said_again(record, "happened", happened, now)
-
-
 def _run_now(record: Record, run_now: RunNow, now: float) -> Decision:
     if record.lease_until is None:
         return _again(record, run_now, now)
@@ -554,25 +553,17 @@ def _cancel(record: Record, cancel: Cancel, now: float) -> Decision:
     return _decided(record, failed, "cancelled", cancel, now)
 
 
-def _cancel_again(record: Record, cancel: Cancel, now: float) -> Decision:
-    return _said_again(record, "cancelled", cancel, now)
-
-
 def _nothing(_: None, __: Command, ___: float) -> Decision:
     # It waits, and was never tried: no record says anything of it.
     return Decision(Written(None))
 
 
-def _said_again(record: Record, what: str, said: Happened | Cancel, now: float) -> Decision:
+def _said_again(record: Record, said: Happened | Cancel, now: float) -> Decision:
     # Whoever did not hear the answer says it again.
+    what = "happened" if isinstance(said, Happened) else "cancelled"
     note = (record.metadata or {}).get(what)
     is_same = isinstance(note, Mapping) and (note.get("by"), note.get("why")) == (said.by, said.why)
     return (_again if is_same else _refuse)(record, said, now)
-
-
-def _forget_endless(record: Record, forget: Forget, now: float) -> Decision:
-    is_endless = record.lease_until is None
-    return _forget(record, forget, now) if is_endless else _refuse(record, forget, now)
 
 
 def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
@@ -586,7 +577,7 @@ def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
 
 def completion(version: int) -> Change:
     """What completes a record that has this version."""
-    return Change(version + 1, {"state": State.COMPLETED, "lease_s": None})
+    return Change(version + 1, {"state": State.COMPLETED, "lease_s": None, "worker": None})
 
 
 def noted(metadata: Mapping[str, Any] | None, error: str) -> Mapping[str, Any]:
@@ -595,9 +586,7 @@ def noted(metadata: Mapping[str, Any] | None, error: str) -> Mapping[str, Any]:
 
 
 def _failure(record: Record, error: str | None, *, exhausted: bool) -> Change:
-    change = Change(
-        record.version + 1, {"state": State.FAILED, "lease_s": None, "exhausted": exhausted}
-    )
+    change = completion(record.version).but(state=State.FAILED, exhausted=exhausted)
     return change if error is None else change.but(metadata=noted(record.metadata, error))
 
 
@@ -610,6 +599,18 @@ def _written(change: Change, record: Record | None = None, now: float = 0.0) -> 
 # Each rule narrows the command's type to its own row, and the record's to its columns; the table
 # guarantees that they fit.
 _Rule = Callable[[Any, Any, float], Decision]
+
+
+def _if_endless(rule: _Rule) -> _Rule:
+    # A claim without an end never runs out: only an operator can say that it is in doubt.
+    def decided(record: Record, command: Command, now: float) -> Decision:
+        return (rule if record.lease_until is None else _refuse)(record, command, now)
+
+    return decided
+
+
+_reset_endless, _happened_endless = _if_endless(_reset), _if_endless(_happened)
+_forget_endless = _if_endless(_forget)
 
 
 def _row(*rules: _Rule) -> Sequence[_Rule]:
@@ -632,9 +633,10 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     Finish:        _row(_refuse,      _refuse,         _refuse,       _finish,        _refuse,        _refuse,    _again),
     CountDelivery: _row(_refuse,      _count,          _count,        _count,         _count,         _count,     _count),
     Reset:         _row(_refuse,      _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
-    Happened:      _row(_refuse,      _happened_endless, _happened,    _refuse,        _refuse,        _refuse,    _happened_again),
+    Happened:      _row(_refuse,      _happened_endless, _happened,    _refuse,        _refuse,        _refuse,    _said_again),
+    EndClaim:      _row(_refuse,      _end_claim,      _again,         _refuse,        _refuse,        _refuse,    _refuse),
     RunNow:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _run_now,       _refuse,    _refuse),
-    Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _cancel_again, _refuse),
+    Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _said_again,  _refuse),
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
 }
 

@@ -26,6 +26,8 @@ _SENTENCES = {
     "happened": "%(by)s has completed message '%(message_id)s' of '%(consumer)s'",
     "forgotten": "%(by)s has removed the record of message '%(message_id)s' of '%(consumer)s'",
     "run_now": "%(by)s has message '%(message_id)s' of '%(consumer)s' tried again at once",
+    "worker_dead": "%(by)s has ended the claim on message '%(message_id)s' of '%(consumer)s', now "
+    "in doubt: %(why)s",
     "cancelled": "%(by)s has made message '%(message_id)s' of '%(consumer)s' a dead letter",
 }
 PROBE_S = 10.0
