@@ -28,6 +28,7 @@ from oncely.core.commands import (
     Complete,
     Duplicate,
     Fail,
+    Fenced,
     Granted,
     Held,
     InDoubt,
@@ -178,7 +179,9 @@ class Recorder:
                 self._counted.append((consumer, _DUPLICATES, len(keys)))
             case InDoubt():
                 self._counted.append((consumer, _IN_DOUBT, len(keys)))
-            case Written() if isinstance(command, Release):
+            case Fenced() | Written() if isinstance(command, Release) or isinstance(
+                outcome, Fenced
+            ):
                 for key in keys:
                     self._claimed.pop(key, None)
             case Written(is_repeated=False) if isinstance(command, MarkHandled | Complete | Fail):

@@ -47,8 +47,10 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
     """The processes that work with the ledger; those that stopped within a day; and those that were
     killed, until they are purged.
     """
-    now = ledger.now()
-    found = [SeenWorker(each, _state(each, now)) for each in ledger.operations.workers()]
+    now, found = ledger.now(), []
+    for each in ledger.operations.workers():
+        heard = ALIVE if now - each.seen <= _LATE_S else GONE
+        found.append(SeenWorker(each, heard if each.ended is None else STOPPED))
     held = Counter(record.worker for record in _left(ledger, found))
     return [
         each
@@ -56,12 +58,6 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
         else each._replace(worker=each.worker._replace(claims=held[each.worker.number]))
         for each in found
     ]
-
-
-def _state(worker: Worker, now: float) -> str:
-    if worker.ended is not None:
-        return STOPPED
-    return ALIVE if now - worker.seen <= _LATE_S else GONE
 
 
 def _left(ledger: Ledger, found: Sequence[SeenWorker], *, alive: bool = False) -> Sequence[Record]:

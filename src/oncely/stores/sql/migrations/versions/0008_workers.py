@@ -22,8 +22,8 @@ def upgrade(name: "TableName", found: "Found") -> None:
     for table, columns in ((ours.records, ("worker",)), (ours.workers, ("number", "ended"))):
         if there.has_table(table.name, schema=name.schema):
             names = {column["name"] for column in there.get_columns(table.name, name.schema)}
-            # A table that was made by hand has no fence either: where this is only shown, as SQL,
-            # the first migration has not added both yet.
-            for each in columns if names & {"fence", "seen"} else ():
-                if each not in names:
+            for each in columns:
+                # One that was made by hand has no fence either: what is shown as SQL has not yet
+                # been done, and the first migration adds both.
+                if each not in names and names & {"fence", "seen"}:
                     op.add_column(table.name, table.c[each], schema=name.schema)
