@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from oncely import ops
 from oncely.cli import options
 from oncely.cli.options import Note
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from oncely.ledger.ledger import Ledger
 
 _NAMED = 3
+_IN_DOUBT_NOW = (
+    "in doubt now: under on_in_doubt = retry, a message runs again when a worker of its consumer "
+    "takes it from the ledger, or its sender delivers it again; under hold: oncely settle"
+)
 
 
 def _one_record_options(command: options.Command) -> options.Command:
@@ -56,6 +62,27 @@ def forget(filters: "ops.Selection", **typed: Any) -> int:
     message that waits in the ledger, which stays there.
     """
     return _change("forget", "forgotten", ops.forget, (), filters=filters, **typed)
+
+
+@click.group("worker", cls=options.Commands, no_args_is_help=False)
+def worker() -> None:
+    """Say that a worker is dead; `oncely workers` lists them."""
+
+
+@options.command("dead", "oncely worker dead shop-2:4711 --why 'its node is gone'", worker)
+@click.argument("name", metavar="HOST:PID", help="the worker, as oncely workers shows it")
+@options.sure
+@options.note
+@options.open_ledger
+def worker_dead(ledger: "Ledger", name: str, is_sure: bool, note: Note, as_json: bool) -> int:
+    """End the claims of a worker that is dead, at once, and not with their leases. What it may
+    still write is refused.
+    """
+    changed = ops.worker_dead(ledger, name, is_sure=is_sure, **note)
+    code = _told(changed, "ended", as_json=as_json)
+    if not as_json:
+        print(_IN_DOUBT_NOW if changed.done else shown(f"{name} held no claims"))
+    return code
 
 
 def _change(
@@ -101,7 +128,7 @@ def _change(
         return 1
     with Progress() as progress:
         changed = change(ledger, records, on_each=progress.counter(len(records)), **note)
-    return told(changed, done, as_json=as_json)
+    return _told(changed, done, as_json=as_json)
 
 
 @options.command("settle", "oncely settle order-17 --happened --why 'it is on the bill'")
@@ -137,12 +164,12 @@ def settle(
     if worker_is_dead:
         ended = ops.end_claim(ledger, record, is_sure=is_sure, **note)
         if ended.refused:
-            return told(ended, "ended", as_json=as_json)
+            return _told(ended, "ended", as_json=as_json)
     if asked is not None:
         return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
     decide = ops.happened if happened else ops.not_happened
     changed = decide(ledger, [record], **note)
-    return told(changed, "completed" if happened else "reset", as_json=as_json)
+    return _told(changed, "completed" if happened else "reset", as_json=as_json)
 
 
 def _probed(found: "ops.Probed", *, as_json: bool) -> int:
@@ -167,7 +194,7 @@ def run_now(
 ) -> int:
     """Let a message that waits for its retry be due at once."""
     key = ops.waiting_key(ledger, message_id, consumer)
-    return told(ops.run_now(ledger, [key], **note), "due now", as_json=as_json)
+    return _told(ops.run_now(ledger, [key], **note), "due now", as_json=as_json)
 
 
 @options.command("cancel", "oncely cancel order-21 --why 'withdrawn'")
@@ -177,10 +204,10 @@ def cancel(
 ) -> int:
     """Make a dead letter of a message that waits for its retry."""
     key = ops.waiting_key(ledger, message_id, consumer)
-    return told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
+    return _told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
 
 
-def told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
+def _told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
     """Report a change; return 1 where some was refused."""
     if as_json:
         put_json(_as_dict(changed, done))

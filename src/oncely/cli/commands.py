@@ -8,7 +8,7 @@ from click.exceptions import Exit, NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
 from oncely.cli import options
-from oncely.cli.changes import cancel, forget, reset, run_now, settle
+from oncely.cli.changes import cancel, forget, reset, run_now, settle, worker
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
 from oncely.cli.init_command import init
@@ -20,7 +20,6 @@ from oncely.cli.records import list_records, show
 from oncely.cli.status import activity, audit, runs, status, workers
 from oncely.cli.upkeep import archive, check, migrate, purge
 from oncely.cli.web import report, web
-from oncely.cli.worker import worker
 from oncely.core.errors import ConfigError
 
 COMPLETE_VARIABLE = "_ONCELY_COMPLETE"

@@ -160,16 +160,6 @@ class Happened(Unclaimed):
 
 
 @dataclass(slots=True)
-class EndClaim(Unclaimed):
-    """An operator says that the worker which holds the claim is dead: the message is in doubt."""
-
-    by: str = ""
-    why: str = ""
-    version: int | None = None
-    """Of the record that the operator has seen; None for any."""
-
-
-@dataclass(slots=True)
 class RunNow(Unclaimed):
     """An operator makes a waiting retry due at once; its attempts stay counted."""
 
@@ -188,6 +178,16 @@ class Forget(Unclaimed):
 
     version: int | None = None
     """The one that the operator has seen; None for any."""
+
+
+@dataclass(slots=True)
+class EndClaim(Unclaimed):
+    """An operator says that the worker which holds the claim is dead: the message is in doubt."""
+
+    by: str = ""
+    why: str = ""
+    version: int | None = None
+    """Of the record that the operator has seen; None for any."""
 
 
 Command = Acquire | Held | Unclaimed

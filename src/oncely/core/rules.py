@@ -516,13 +516,6 @@ def _happened(record: Record, happened: Happened, now: float) -> Decision:
     return _decided(record, completion(record.version), "happened", happened, now)
 
 
-def _end_claim(record: Record, end: EndClaim, now: float) -> Decision:
-    if end.version not in (None, record.version):
-        return _refuse(record, end, now)
-    change = Change(record.version + 1, {"lease_s": 0.0})
-    return _decided(record, change, "worker_dead", end, now)
-
-
 def _decided(
     record: Record,
     change: Change,
@@ -542,6 +535,21 @@ def _decided(
     return _written(noted, record, now)
 
 
+def _reset_endless(record: Record, reset: Reset, now: float) -> Decision:
+    # A claim without an end never runs out: only an operator can say that it is in doubt.
+    is_endless = record.lease_until is None
+    return _reset(record, reset, now) if is_endless else _refuse(record, reset, now)
+
+
+def _happened_endless(record: Record, happened: Happened, now: float) -> Decision:
+    is_endless = record.lease_until is None
+    return (_happened if is_endless else _refuse)(record, happened, now)
+
+
+def _happened_again(record: Record, happened: Happened, now: float) -> Decision:
+    return _said_again(record, "happened", happened, now)
+
+
 def _run_now(record: Record, run_now: RunNow, now: float) -> Decision:
     if record.lease_until is None:
         return _again(record, run_now, now)
@@ -553,23 +561,38 @@ def _cancel(record: Record, cancel: Cancel, now: float) -> Decision:
     return _decided(record, failed, "cancelled", cancel, now)
 
 
+def _cancel_again(record: Record, cancel: Cancel, now: float) -> Decision:
+    return _said_again(record, "cancelled", cancel, now)
+
+
 def _nothing(_: None, __: Command, ___: float) -> Decision:
     # It waits, and was never tried: no record says anything of it.
     return Decision(Written(None))
 
 
-def _said_again(record: Record, said: Happened | Cancel, now: float) -> Decision:
+def _said_again(record: Record, what: str, said: Happened | Cancel, now: float) -> Decision:
     # Whoever did not hear the answer says it again.
-    what = "happened" if isinstance(said, Happened) else "cancelled"
     note = (record.metadata or {}).get(what)
     is_same = isinstance(note, Mapping) and (note.get("by"), note.get("why")) == (said.by, said.why)
     return (_again if is_same else _refuse)(record, said, now)
+
+
+def _forget_endless(record: Record, forget: Forget, now: float) -> Decision:
+    is_endless = record.lease_until is None
+    return _forget(record, forget, now) if is_endless else _refuse(record, forget, now)
 
 
 def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
     if record is not None and forget.version not in (None, record.version):
         return Decision(Refused(record))
     return Decision(Written(None), None if record is None else REMOVAL)
+
+
+def _end_claim(record: Record, end: EndClaim, now: float) -> Decision:
+    if end.version not in (None, record.version):
+        return _refuse(record, end, now)
+    change = Change(record.version + 1, {"lease_s": 0.0})
+    return _decided(record, change, "worker_dead", end, now)
 
 
 # ---- Shared ------------------------------------------------------------------------------------
@@ -601,18 +624,6 @@ def _written(change: Change, record: Record | None = None, now: float = 0.0) -> 
 _Rule = Callable[[Any, Any, float], Decision]
 
 
-def _if_endless(rule: _Rule) -> _Rule:
-    # A claim without an end never runs out: only an operator can say that it is in doubt.
-    def decided(record: Record, command: Command, now: float) -> Decision:
-        return (rule if record.lease_until is None else _refuse)(record, command, now)
-
-    return decided
-
-
-_reset_endless, _happened_endless = _if_endless(_reset), _if_endless(_happened)
-_forget_endless = _if_endless(_forget)
-
-
 def _row(*rules: _Rule) -> Sequence[_Rule]:
     """One rule for each standing, in their order."""
     if len(rules) != len(Standing):
@@ -633,11 +644,11 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     Finish:        _row(_refuse,      _refuse,         _refuse,       _finish,        _refuse,        _refuse,    _again),
     CountDelivery: _row(_refuse,      _count,          _count,        _count,         _count,         _count,     _count),
     Reset:         _row(_refuse,      _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
-    Happened:      _row(_refuse,      _happened_endless, _happened,    _refuse,        _refuse,        _refuse,    _said_again),
-    EndClaim:      _row(_refuse,      _end_claim,      _again,         _refuse,        _refuse,        _refuse,    _refuse),
+    Happened:      _row(_refuse,      _happened_endless, _happened,    _refuse,        _refuse,        _refuse,    _happened_again),
     RunNow:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _run_now,       _refuse,    _refuse),
-    Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _said_again,  _refuse),
+    Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _cancel_again, _refuse),
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
+    EndClaim:      _row(_refuse,      _end_claim,      _again,         _refuse,        _refuse,        _refuse,    _refuse),
 }
 
 # For an Acquire whose token is the record's birth already: its asker did not receive the first answer.

@@ -1,7 +1,7 @@
-from .activity import FoundActivity, Point, Rates, activity, check_kept
+from .activity import FoundActivity, Point, Rates, activity
 from .auditing import Changed
 from .decisions import Probed, forget, happened, not_happened, probe, reset
-from .known import EXACT, first
+from .known import EXACT, check_kept, first
 from .letters import (
     FoundGroups,
     dead_letters,

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from oncely.core.activity import PERIOD_S, Activity, quantile_s
-from oncely.core.errors import ConfigError
 from oncely.ledger.ledger import Ledger
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
@@ -103,12 +102,3 @@ def _by_consumer(found: Iterable[Activity]) -> Mapping[str, Rates]:
             attempts=round((handled + failed) / ended, 2) if ended else None,
         )
     return rates
-
-
-def check_kept(ledger: Ledger) -> None:
-    """Raise ConfigError where the store keeps nothing for operators."""
-    if not ledger.operations.keeps_operations:
-        raise ConfigError(
-            "this store keeps no workers, activity, runs or audit; use a ledger in SQL, such as "
-            "sqlite:///oncely.db"
-        )

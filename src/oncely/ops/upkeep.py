@@ -16,7 +16,7 @@ from oncely.ops.activity import DAY_S
 from oncely.ops.auditing import Note, Removed, audited
 from oncely.ops.known import check_known, consumers
 from oncely.ops.status import backlogs
-from oncely.ops.workers import ALIVE, GONE, workers
+from oncely.ops.workers import GONE, workers
 from oncely.stores.names import Program
 
 RETENTION = Policy().retention
@@ -180,9 +180,7 @@ def _left_behind(ledger: Ledger) -> Iterator[str]:
     last_day = ledger.now() - DAY_S
     rows = ledger.operations.activity(int(last_day)) if ledger.can_defer else []
     active = {each.consumer: each.began for each in rows}
-    alive = {
-        each.worker.id: each.worker.consumer for each in workers(ledger) if each.state == ALIVE
-    }
+    alive = {each.worker.id: each.worker.consumer for each in workers(ledger) if each.is_alive}
     at_work = {each.consumer for each in rows if each.worker in alive} | {*alive.values()} - {""}
     at_work |= {each.consumer for each in ledger.operations.runs() if each.began > last_day}
     for name, backlog in sorted(backlogs(ledger).retries.items()):

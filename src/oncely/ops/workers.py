@@ -11,9 +11,9 @@ from oncely.core.rules import Standing, standing
 from oncely.core.shown import span, utc
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.recorder import BEAT_S
-from oncely.ops.activity import check_kept
 from oncely.ops.auditing import Changed, Noted
 from oncely.ops.decisions import change_keys
+from oncely.ops.known import check_kept
 
 ALIVE, GONE, STOPPED = "alive", "gone", "stopped"
 _LATE_S = 3 * BEAT_S
@@ -27,9 +27,14 @@ class SeenWorker(NamedTuple):
     """ALIVE, STOPPED by itself, or GONE: silent for half a minute, so killed or cut off."""
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it was heard lately."""
+        return self.state == ALIVE
+
+    @property
     def in_words(self) -> str:
         """The state for people: since when, and what it has left."""
-        if self.state == ALIVE:
+        if self.is_alive:
             return ALIVE
         ended, claims = self.worker.ended, self.worker.claims
         when = (
@@ -39,7 +44,7 @@ class SeenWorker(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """The worker as JSON has it."""
-        told = {"state": self.state, "in_words": self.in_words, "is_alive": self.state == ALIVE}
+        told = {"state": self.state, "in_words": self.in_words, "is_alive": self.is_alive}
         return {**self.worker._asdict(), "name": self.worker.name, **told}
 
 
@@ -54,7 +59,7 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
     held = Counter(record.worker for record in _left(ledger, found))
     return [
         each
-        if each.state == ALIVE
+        if each.is_alive
         else each._replace(worker=each.worker._replace(claims=held[each.worker.number]))
         for each in found
     ]
@@ -63,7 +68,7 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
 def _left(ledger: Ledger, found: Sequence[SeenWorker], *, alive: bool = False) -> Sequence[Record]:
     """The records of claims whose leases go on, and whose processes do not; or of all of these."""
     # A process has as many workers as it has opened ledgers, one after another or at once.
-    living = {each.worker.number for each in found if each.state == ALIVE and not alive}
+    living = {each.worker.number for each in found if each.is_alive and not alive}
     numbers = {each.worker.number for each in found} - living
     claimed = ledger.operations.claimed_by([each for each in numbers if each is not None])
     now = ledger.now()
@@ -84,7 +89,7 @@ def worker_dead(
     named = [each for each in workers(ledger) if each.worker.name == name]
     if not named:
         raise ConfigError(f"{name!r} is not a worker of this ledger; see: oncely workers")
-    if live := all(each.state == ALIVE for each in named):
+    if live := all(each.is_alive for each in named):
         _check_sure(ledger, named[0], is_sure=is_sure)
     return _end(ledger, _left(ledger, named, alive=live), noted, name)
 
@@ -97,7 +102,7 @@ def end_claim(
     for each in workers(ledger):
         if each.worker.number == record.worker is not None:
             name = each.worker.name
-            if each.state == ALIVE:
+            if each.is_alive:
                 _check_sure(ledger, each, is_sure=is_sure)
     return _end(ledger, [record], noted, name)
 
