@@ -798,20 +798,7 @@ def test_operators_decide_what_they_have_seen(command: Reset | Happened) -> None
     assert isinstance(decide(BASE, replace(command, fence=BASE.fence), 12).outcome, Written)
     earlier = decide(BASE, replace(command, fence=BASE.fence - 1), 12)
     assert earlier == (Refused(BASE), BASE, False)
-
-
-def test_a_claim_ends_that_is_as_it_was_seen() -> None:
-    """A worker that has extended its lease since then lives. One whose claim was ended is fenced,
-    and the message is in doubt: its death costs what another would.
-    """
     assert isinstance(decide(BASE, replace(DEAD, version=BASE.version - 1), 9).outcome, Refused)
-    ended = decide(BASE, replace(DEAD, version=BASE.version), 9).new
-    for late in (COMPLETE, FAIL, EXTEND, RELEASE):
-        assert isinstance(decide(ended, late, 9).outcome, Fenced)
-    assert isinstance(decide(ended, HOLD, 9).outcome, InDoubt)
-    again = decide(ended, ASK, 9).new
-    assert again is not None
-    assert (again.attempts, again.fence) == (3, 4)
 
 
 def test_what_happened_is_said_again() -> None:
