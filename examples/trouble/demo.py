@@ -54,7 +54,7 @@ def yesterday(ledger: Ledger) -> None:
         periods = range(first, int(now) - PERIOD_S, PERIOD_S)
         rows = [_period(name, worker.id, began, now) for began in periods]
         ledger.operations.keep_worker(worker, rows)
-        ledger.operations.forget_worker(worker.id)
+        ledger.operations.end_worker(worker.id)
     for hours, failed, quarantined in ((20, 0, {"missing_id": 7, "not_json": 5}), (8, 12, {})):
         totals = {
             "received": 48_000,

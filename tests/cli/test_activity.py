@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import socket
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -41,7 +43,7 @@ def test_workers(at: OnFile, command: Command) -> None:
     at.ledger.recorder.works_as("consumer", "billing")
     at.ledger.recorder.tell()
     out = command("workers").out
-    assert "silent" not in out
+    assert out.rstrip().endswith(" alive")
     assert out.splitlines()[2].split()[:2] == ["consumer", "billing"]
     [worker] = json.loads(command("workers", "--json").out)["workers"]
     assert (worker["kind"], worker["pid"], worker["is_alive"]) == ("consumer", os.getpid(), True)
@@ -50,7 +52,44 @@ def test_workers(at: OnFile, command: Command) -> None:
     with closing(sqlite3.connect(at.file)) as connection, connection:
         connection.execute("UPDATE message_workers SET seen = seen - 100 WHERE pid = 7")
     [line] = [line for line in command("workers").out.splitlines() if "relay" in line]
-    assert line.rstrip().endswith("silent")
+    assert re.search(r" gone since [-0-9: ]+ UTC$", line.rstrip())
+
+
+def test_dead_worker(at: OnFile, command: Command) -> None:
+    """A worker that is gone is seen by check until somebody says that it is dead, which ends its
+    claims; what has changed since then, and one that lives, are refused, with the time.
+    """
+    for id_ in "123":
+        at.claim("billing", id_)
+    at.ledger.recorder.tell()
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    alive = command("worker", "dead", name)
+    assert (alive.code, alive.out) == (1, "")
+    assert re.search(r" is alive: seen \d+ s ago; it is gone if it is not seen .* UTC", alive.err)
+    assert command("worker", "dead", "nowhere:1").code == 2
+    held = command("settle", "1", "--happened")
+    assert (held.code, "'1' (billing) is processing (lease until 20" in held.err) == (1, True)
+    assert command("settle", "1", "--happened", "--worker-is-dead").code == 1
+    assert command("settle", "1", "--happened", "--worker-is-dead", "--yes").code == 0
+    with closing(sqlite3.connect(at.file)) as connection, connection:
+        connection.execute("UPDATE message_workers SET seen = seen - 100")
+    found = command("check")
+    assert f"{name} is gone since " in found.out + found.err
+    assert (
+        f", held 2 claims. If it is dead, type: oncely worker dead {name}" in found.out + found.err
+    )
+    told = json.loads(command("worker", "dead", name, "--why", "no power", "--json").out)
+    assert [each["message_id"] for each in told["ended"]] == ["2", "3"]
+    assert told["why"] == f"{name} is dead; no power"
+    assert command("worker", "dead", name).out == f"{name} held no claims\n"
+    [entry, *_] = json.loads(command("audit", "--json").out)["audit"]
+    assert (entry["action"], entry["changed"], entry["why"]) == ("worker_dead", 2, told["why"])
+    doubt = json.loads(command("list", "--state", "in-doubt", "--json").out)["records"]
+    assert [(each["message_id"], each["claimed_by"]) for each in doubt] == [
+        ("2", name),
+        ("3", name),
+    ]
+    assert '"worker_dead": {"by": ' in command("show", "2").out
 
 
 def test_runs(at: OnFile, command: Command) -> None:

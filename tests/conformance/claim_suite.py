@@ -159,6 +159,18 @@ class ClaimRules:
 class ClaimStatements:
     """Claims of many at once, and of many who ask at once: a store's own statements."""
 
+    def test_claim_of_a_dead_worker(self, ledger: Ledger) -> None:
+        """It ends at once, if it is as it was seen; the worker has nothing more to say."""
+        claim = granted(ledger.claim(KEY, "60s"))
+        seen = record_of(ledger, KEY)
+        claim = ledger.extend(claim, "60s")
+        with pytest.raises(RefusedError, match=r"is processing \(lease until .* UTC\)"):
+            ledger.end_claim(seen, by="anna")
+        ledger.end_claim(record_of(ledger, KEY), by="anna", why="no power")
+        with pytest.raises(FencedError):
+            ledger.complete(claim)
+        assert granted(ledger.claim(KEY)).fence == 2
+
     def test_many_in_one(self, ledger: Ledger) -> None:
         """Many claims have one outcome each, in order; of two for one key the other is busy."""
         keys = [Key("billing", str(n)) for n in range(500)]

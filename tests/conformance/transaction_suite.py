@@ -239,7 +239,9 @@ class TransactionRules:
         assert taken.error == "no"
         assert _claim_taken(ledger).attempts == 2
         for change in (ledger.run_now, ledger.cancel):
-            with pytest.raises(RefusedError, match="is processing: a worker has it in hand"):
+            with pytest.raises(
+                RefusedError, match=r"is processing \(lease .*: a worker has it in hand"
+            ):
                 change(PARENT)
             with pytest.raises(RefusedError, match="does not wait for a retry"):
                 change(key_of("other"))

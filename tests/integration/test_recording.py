@@ -7,11 +7,12 @@ from contextlib import closing
 import pytest
 from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.conftest import ledger_url_of
-from tests.records import granted
+from tests.records import granted, record_of
 
 from oncely import ops
 from oncely.core.activity import AuditEntry, Run, quantile_s
 from oncely.core.commands import ClaimOutcome, Granted
+from oncely.core.errors import FencedError
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key
 from oncely.ledger import recorder
@@ -72,6 +73,10 @@ def test_each_end_counts_once(ledger: Ledger) -> None:
     ledger.complete(claims[1])
     ledger.complete_many(claims[1:4])
     ledger.release(claims[4])
+    lost = granted(ledger.claim(Key("billing", "lost")))
+    ledger.end_claim(record_of(ledger, lost.key), by="anna")
+    with pytest.raises(FencedError):
+        ledger.complete(lost)
     ledger.recorder.tell()
     [billing] = ledger.operations.activity(0)
     assert billing.handled == sum(billing.seconds) == 4
@@ -80,12 +85,19 @@ def test_each_end_counts_once(ledger: Ledger) -> None:
 
 
 @on_every_database
-def test_closed_worker_is_gone(ledger: Ledger) -> None:
-    """Closing tells what was not told yet; the worker is no longer among those that are alive."""
-    ledger.complete(granted(ledger.claim(Key("billing", "m"), policy=Policy())))
-    ledger.close()
-    # It waits for some seconds only for the thread that tells this.
-    wait_until(lambda: ledger.operations.workers() == [])
+def test_closed_worker_has_stopped(ledger: Ledger) -> None:
+    """Closing tells what was not told yet; the worker has stopped, and of those that have stopped
+    in one process the last is kept.
+    """
+    for id_ in ("m", "n", "o"):
+        claim = granted(ledger.claim(Key("billing", id_), policy=Policy()))
+        if id_ == "o":
+            ledger.complete(claim)
+        ledger.close()
+        # It waits for some seconds only for the thread that tells this.
+        wait_until(lambda: {each.state for each in ops.workers(ledger)} == {"stopped"})
+    [worker] = ops.workers(ledger)
+    assert worker.in_words.endswith("UTC, held 2 claims")
     [billing] = ledger.operations.activity(0)
     assert billing.handled == 1
 

@@ -88,7 +88,7 @@ def test_older_schema(url: str, key: Key) -> None:
         ledger.complete(granted(ledger.claim(key)), {"total": 3})
         record = ledger.find(key)
         assert ledger.problems() == [
-            "processed_messages is at migration 0001 of 0007; type: oncely migrate"
+            "processed_messages is at migration 0001 of 0008; type: oncely migrate"
         ]
         with pytest.raises(StoreError, match=r"of an older version; call migrate\(\)"):
             ledger.steps(key)
@@ -99,6 +99,19 @@ def test_older_schema(url: str, key: Key) -> None:
         assert _shape(url, "message_steps") == _shape(url, "other_steps")
         assert _shape(url, "message_consumers") == _shape(url, "other_consumers")
         ledger.forget(key)
+        check_usable(ledger, key)
+
+
+def test_schema_without_workers_of_claims(url: str, key: Key) -> None:
+    """A schema of the time before that gets the columns; the SQL that is shown has each once."""
+    with opened(url) as ledger:
+        ledger.migrate()
+        _run(url, "ALTER TABLE processed_messages DROP COLUMN worker;\n")
+        _run(url, "ALTER TABLE message_workers DROP COLUMN number;\n")
+        _run(url, "UPDATE processed_messages_version SET version_num = '0007';\n")
+        assert ledger.migration_sql().count("ADD COLUMN") == 2
+        at_once(3, lambda _: ledger.migrate())
+        assert ledger.problems() == []
         check_usable(ledger, key)
 
 
@@ -269,7 +282,7 @@ _MYSQL_DRIFTS |= {
 _ALL_DRIFTS = {
     f"{_D} DROP COLUMN source": "the column source is missing",
     "DROP TABLE message_steps": "processed_messages: its table message_steps is missing",
-    "DELETE FROM processed_messages_version": "is at migration none of 0007; type: oncely migrate",
+    "DELETE FROM processed_messages_version": "is at migration none of 0008; type: oncely migrate",
     "DROP TABLE processed_messages": "there is no table processed_messages; type: oncely migrate",
 }
 DRIFTS = [

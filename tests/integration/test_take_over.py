@@ -126,7 +126,7 @@ def test_postgresql_table(handmade: str, *, by_hand: bool) -> None:
         with pytest.raises(StoreError, match=r"migrate\(\)"):
             ledger.claim(_SENT)
         assert ledger.problems() == [
-            "processed_messages is at migration none of 0007; type: oncely migrate"
+            "processed_messages is at migration none of 0008; type: oncely migrate"
         ]
         migrate(ledger, handmade, by_hand=by_hand)
         check_taken_over(ledger)

@@ -18,6 +18,7 @@ from oncely.core.commands import (
     Confirm,
     CountDelivery,
     Duplicate,
+    EndClaim,
     Exhausted,
     Extend,
     Fail,
@@ -92,6 +93,7 @@ HAPPENED = Happened(KEY, "ann", "paid by hand")
 RUN_NOW = RunNow(KEY)
 CANCEL = Cancel(KEY, "ann", "paid by hand")
 FORGET = Forget(KEY)
+DEAD = EndClaim(KEY, "ann", "paid by hand")
 
 
 def replace(command: C, **fields: Any) -> C:
@@ -173,6 +175,13 @@ TOLD_SO = then(
     version=RESET_ANEW,
 )
 """An operator says that its effect has happened, and whoever was at work on it is not any more."""
+IN_DOUBT_NOW = then(
+    State.PROCESSING,
+    lease_until=9.0,
+    metadata={"tenant": "a", "worker_dead": {**NOTE, "at": "1970-01-01T00:00:09+00:00"}},
+    version=RESET_ANEW,
+)
+"""An operator says that its worker is dead, which has lost its claim."""
 CANCELLED = then(
     State.FAILED,
     exhausted=True,
@@ -277,6 +286,14 @@ CELLS: list[Row] = [
     (FAILED,    HAPPENED, 12,   Refused,   SAME),
     (EXHAUSTED, HAPPENED, 12,   Refused,   SAME),
     (COMPLETED, HAPPENED, 12,   Refused,   SAME),
+
+    (ABSENT,    DEAD,     12,   Refused,   SAME),
+    (HELD,      DEAD,     9,    Written,   IN_DOUBT_NOW),
+    (IN_DOUBT,  DEAD,     12,   Written,   SAME),
+    (HANDLED,   DEAD,     12,   Refused,   SAME),
+    (FAILED,    DEAD,     12,   Refused,   SAME),
+    (EXHAUSTED, DEAD,     12,   Refused,   SAME),
+    (COMPLETED, DEAD,     12,   Refused,   SAME),
 
     (ABSENT,    RUN_NOW,  12,   Written,   SAME),
     (HELD,      RUN_NOW,  9,    Refused,   SAME),
@@ -641,7 +658,7 @@ def test_every_cell_has_a_row() -> None:
     assert len(cells) == len(set(cells))
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
     held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
-    others = (Finish, CountDelivery, Reset, Happened, RunNow, Cancel, Forget)
+    others = (Finish, CountDelivery, Reset, Happened, EndClaim, RunNow, Cancel, Forget)
     assert set(cells) == set(product((Acquire, *held, *others), Standing))
     assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {
         ABSENT
@@ -781,6 +798,7 @@ def test_operators_decide_what_they_have_seen(command: Reset | Happened) -> None
     assert isinstance(decide(BASE, replace(command, fence=BASE.fence), 12).outcome, Written)
     earlier = decide(BASE, replace(command, fence=BASE.fence - 1), 12)
     assert earlier == (Refused(BASE), BASE, False)
+    assert isinstance(decide(BASE, replace(DEAD, version=BASE.version - 1), 9).outcome, Refused)
 
 
 def test_what_happened_is_said_again() -> None:

@@ -13,6 +13,7 @@ from tests.records import granted
 from tests.web.conftest import Reader, as_user, text
 
 from oncely import Key, Ledger, open_ledger, ops
+from oncely._util.chance import Process
 from oncely.core.activity import AuditEntry, Run, Worker
 from oncely.core.record import State
 from oncely.stores.memory_store import MemoryStore
@@ -136,37 +137,44 @@ def noted(asked: list[str], name: str, ask: Callable[..., Any]) -> Callable[...,
 
 
 def test_workers(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is alive; one that was silent for half a minute is not taken for that."""
-    gone = Worker("w1", "consumer", "billing", "shop-2", 4711, "1.0", 0.0, 0.0, 2)
+    """Who is alive; one that was silent for half a minute is gone, and may have left claims: those
+    that go on are counted.
+    """
+    ledger.claim_many([Key("billing", "m1"), Key("billing", "m2")])
+    gone = Worker("w1", "consumer", "billing", "shop-2", 4711, "1.0", 0.0, 0.0, 2, Process.number)
+    ledger.recorder.is_silent = True
     ledger.operations.keep_worker(gone, [])
     assert "consumer billing shop-2 4711 alive 2" in text(reader(ledger).get("/workers"))
     later = ledger.now() + 31
     monkeypatch.setattr(Ledger, "now", lambda _: later)
-    assert "consumer billing shop-2 4711 silent 2" in text(reader(ledger).get("/workers"))
+    page = text(reader(ledger).get("/workers"))
+    assert re.search(r"shop-2 4711 gone since [-0-9: ]+ UTC, held 2 claims 2 ", page)
+    later += 1_000
+    ledger.operations.keep_worker(gone._replace(id="w2", pid=4712, number=None), [])
+    ledger.operations.end_worker("w2")
+    page = text(reader(ledger).get("/workers"))
+    assert re.search(r"shop-2 4711 gone since [-0-9: ]+ UTC 0 ", page)
+    assert re.search(r"shop-2 4712 stopped at [-0-9: ]+ UTC 0 ", page)
 
 
 def test_more_workers_than_a_page_can_show(
     open_sqlite: OpenSqlite, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a worker that is killed and started again all day, those last seen are shown, on its page
-    and beside what is in doubt.
-    """
+    """Of a worker that is killed and started again all day, those last seen are shown."""
     monkeypatch.setattr(contents, "WORKERS", 3)
     ledger = Ledger(open_sqlite(clock))
     # Else this process might be one of them.
     ledger.recorder.is_silent = True
     now = ledger.now()
-    granted(ledger.claim(Key("billing", "m1"), lease=0.001))
     for pid in range(100, 105):
         ledger.operations.keep_worker(
             Worker(f"w{pid}", "consumer", "billing", "shop-2", pid, "1.0", now, now, 1), []
         )
         clock.advance(1)
     clock.advance(60)
-    for path, words in (("/workers", "The 3 of 5 processes last seen"), ("/in-doubt", "pid 104")):
-        page = text(reader(ledger).get(path))
-        assert words in page
-        assert [pid for pid in range(100, 105) if f" {pid}" in page] == [102, 103, 104]
+    page = text(reader(ledger).get("/workers"))
+    assert "The 3 of 5 processes last seen" in page
+    assert [pid for pid in range(100, 105) if f" {pid}" in page] == [102, 103, 104]
 
 
 def test_runs(ledger: Ledger) -> None:

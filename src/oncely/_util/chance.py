@@ -1,5 +1,6 @@
 """Chance that nobody else can repeat."""
 
+import os
 from random import SystemRandom
 
 CHANCE = SystemRandom()
@@ -12,3 +13,17 @@ the other's claim for its own. Nor are numbers taken from the program's own sequ
 def new_name() -> str:
     """A name that nothing else has: 128 bits as hexadecimal digits."""
     return f"{CHANCE.getrandbits(128):032x}"
+
+
+class Process:
+    """This process, as claims name it."""
+
+    number = CHANCE.getrandbits(52)
+    """As many digits as JSON's readers keep."""
+
+
+def _be_another() -> None:
+    Process.number = CHANCE.getrandbits(52)
+
+
+os.register_at_fork(after_in_child=_be_another)

@@ -9,7 +9,7 @@ from oncely.core.commands import Duplicate, Handled
 from oncely.core.errors import ConfigError, OncelyError, StoreError
 from oncely.core.record import Key, Record, State
 from oncely.core.turn import Turn, after_refusal
-from oncely.core.verdicts import Ack, Delay, Verdict
+from oncely.core.verdicts import Ack, Verdict
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.failures import log_failure
@@ -142,14 +142,12 @@ class Attempt:
 
     def log_failure(self, error: Exception) -> None:
         """Log that the handler has raised `error`: the message, the attempt, the next try."""
-        verdict = self.own_verdict
         values = {
             "message_id": self.turn.message_id,
             "consumer": self._lifecycle.consumer,
             "attempt": None if self.turn.claim is None else self.turn.claim.attempts,
-            "next_try_in_s": verdict.delay_s if isinstance(verdict, Delay) else None,
         }
-        log_failure(_log, error, values)
+        log_failure(_log, error, self.own_verdict, values)
 
     @property
     def own_verdict(self) -> Verdict:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from oncely import ops
 from oncely.cli import options
 from oncely.cli.options import Note
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from oncely.ledger.ledger import Ledger
 
 _NAMED = 3
+_IN_DOUBT_NOW = (
+    "in doubt now: under on_in_doubt = retry, a message runs again when a worker of its consumer "
+    "takes it from the ledger, or its sender delivers it again; under hold: oncely settle"
+)
 
 
 def _one_record_options(command: options.Command) -> options.Command:
@@ -56,6 +62,27 @@ def forget(filters: "ops.Selection", **typed: Any) -> int:
     message that waits in the ledger, which stays there.
     """
     return _change("forget", "forgotten", ops.forget, (), filters=filters, **typed)
+
+
+@click.group("worker", cls=options.Commands, no_args_is_help=False)
+def worker() -> None:
+    """Say that a worker is dead; `oncely workers` lists them."""
+
+
+@options.command("dead", "oncely worker dead shop-2:4711 --why 'its node is gone'", worker)
+@click.argument("name", metavar="HOST:PID", help="the worker, as oncely workers shows it")
+@options.sure
+@options.note
+@options.open_ledger
+def worker_dead(ledger: "Ledger", name: str, is_sure: bool, note: Note, as_json: bool) -> int:
+    """End the claims of a worker that is dead, at once, and not with their leases. What it may
+    still write is refused.
+    """
+    changed = ops.worker_dead(ledger, name, is_sure=is_sure, **note)
+    code = _told(changed, "ended", as_json=as_json)
+    if not as_json:
+        print(_IN_DOUBT_NOW if changed.done else shown(f"{name} held no claims"))
+    return code
 
 
 def _change(
@@ -112,6 +139,8 @@ def _change(
     "module:function",
     "ask this function, as a policy's on_in_doubt, importable from the current folder",
 )
+@options.flag("--worker-is-dead", "first end the claim of a worker that is dead, at once")
+@options.sure
 @_one_record_options
 def settle(
     ledger: "Ledger",
@@ -120,6 +149,8 @@ def settle(
     happened: bool,
     not_happened: bool,
     probe: str | None,
+    worker_is_dead: bool,
+    is_sure: bool,
     note: Note,
     as_json: bool,
 ) -> int:
@@ -130,6 +161,10 @@ def settle(
         raise ConfigError("settle: add --happened, --not-happened or --probe, and one of them only")
     asked = None if probe is None else load_probe(probe)
     record = one_record(ledger, message_id, consumer)
+    if worker_is_dead:
+        ended = ops.end_claim(ledger, record, is_sure=is_sure, **note)
+        if ended.refused:
+            return _told(ended, "ended", as_json=as_json)
     if asked is not None:
         return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
     decide = ops.happened if happened else ops.not_happened

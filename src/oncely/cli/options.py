@@ -130,6 +130,7 @@ optional_message_id = click.argument(
     "message_id", metavar="[ID]", required=False, type=values.MESSAGE_ID, help=_ID_HELP
 )
 yes = flag("--yes", "do not ask before many are changed")
+sure = flag("--yes", "also if the worker seems to be alive", "is_sure")
 table = option("--table", "NAME", "the ledger's table", default=TABLE_NAME)
 schema = option("--schema", "NAME", "the table's schema  [default: the database's]")
 

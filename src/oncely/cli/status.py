@@ -193,9 +193,10 @@ def workers(ledger: "Ledger", as_json: bool) -> None:
             (
                 *(each.kind, each.consumer, each.host, str(each.pid), each.claims),
                 *(ago(each.started, now), ago(each.seen, now), each.version),
-                loud("" if is_alive else "silent", "dead"),
+                loud(seen.in_words, "dead" if seen.state == ops.GONE else ""),
             )
-            for each, is_alive in found
+            for seen in found
+            for each in [seen.worker]
         ),
         "no workers",
     )

@@ -12,7 +12,7 @@ from oncely.consumer.report import ConsumerReport
 from oncely.consumer.settings import ConsumerSettings, Listener
 from oncely.consumer.source import DueRetries
 from oncely.consumer.turn import DeliveryTurn
-from oncely.core.errors import BrokerRefused, StoreDenied, StoreError, TransportError
+from oncely.core.errors import BrokerRefused, OncelyError, StoreDenied, StoreError, TransportError
 from oncely.core.verdicts import (
     Ack,
     Acknowledgement,
@@ -82,16 +82,17 @@ class DeliverySink:
             "queue": settings.queue,
             "type": turn.message.type,
             "attempt": turn.attempts,
-            "next_try_in_s": ending.verdict.delay_s if isinstance(ending.verdict, Delay) else None,
         }
         if ending.counted is Counted.SET_ASIDE:
             _log.warning(
                 "message '%(message_id)s' is refused: %(reason)s; it becomes a dead letter",
-                exc_info=error,
+                error=error,
+                # Of ours, it says nothing more; of others, as of a `key` that raises, where.
+                exc_info=None if isinstance(error, OncelyError) else error,
                 extra={"event": "refused", **told},
             )
         else:
-            log_failure(_log, error, told)
+            log_failure(_log, error, ending.verdict, told)
         for listener in listeners:
             try:
                 listener(error, turn.message)

@@ -32,6 +32,15 @@ class Worker(NamedTuple):
     """When it last said that it is alive."""
     claims: int
     """How many it holds."""
+    number: int | None = None
+    """As the records of its claims have it; None of an older version."""
+    ended: float | None = None
+    """When it stopped; None while it works, and where it was killed."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.host}:{self.pid}"
 
 
 class Activity(NamedTuple):

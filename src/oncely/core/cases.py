@@ -77,7 +77,8 @@ def terms_of(command: Command, horizon: float | None) -> Hashable:
     if isinstance(command, Acquire):
         if command.is_ahead or command.company in (Company.AGAIN, Company.ALONE):
             return None
-        return Acquire, command.lease_s, horizon is not None and is_too_old(command, horizon)
+        is_old = horizon is not None and is_too_old(command, horizon)
+        return Acquire, command.lease_s, command.worker, is_old
     if not isinstance(command, Held):
         return None
     kind, claim = type(command), command.claim

@@ -23,6 +23,7 @@ class Fields(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     result: Any
     fingerprint: str | None
+    worker: int | None
 
 
 class Change(NamedTuple):

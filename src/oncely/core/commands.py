@@ -58,6 +58,8 @@ class Acquire(NamedTuple):
     is_ahead: bool = False
     """Whether it is committed before the transaction of its handler begins. Where the worker dies,
     that is rolled back: the effect has not happened, and the message is not in doubt."""
+    worker: int | None = None
+    """The number of the process that asks."""
 
 
 @dataclass(slots=True)
@@ -176,6 +178,16 @@ class Forget(Unclaimed):
 
     version: int | None = None
     """The one that the operator has seen; None for any."""
+
+
+@dataclass(slots=True)
+class EndClaim(Unclaimed):
+    """An operator says that the worker which holds the claim is dead: the message is in doubt."""
+
+    by: str = ""
+    why: str = ""
+    version: int | None = None
+    """Of the record that the operator has seen; None for any."""
 
 
 Command = Acquire | Held | Unclaimed

@@ -96,6 +96,8 @@ class Record(NamedTuple):
     are the birth: the token with which the newest claim was asked for, or another number after a
     release. So a claim from before a release, a purge or a forget is never taken for a later one,
     and an asker whose answer was lost is given the same claim again."""
+    worker: int | None = None
+    """The number of the process that holds the claim; None where that is not known."""
 
     @property
     def error(self) -> str | None:

@@ -34,6 +34,7 @@ from oncely.core.commands import (
     Confirm,
     CountDelivery,
     Duplicate,
+    EndClaim,
     Exhausted,
     Extend,
     Fail,
@@ -216,6 +217,7 @@ def _grant(record: Record, ask: Acquire, attempts: int, now: float) -> Decision:
             "fence": record.fence + 1,
             "lease_s": ask.lease_s,
             "fingerprint": record.fingerprint or ask.fingerprint,
+            "worker": ask.worker,
         },
     )
     if ask.is_ahead or ask.company is Company.ALONE:
@@ -244,7 +246,7 @@ def _is_marked(record: Record, mark: str) -> bool:
 
 
 def _grant_the_same(record: Record, ask: Acquire, now: float) -> Decision:
-    change = Change(record.version + 1, {"lease_s": ask.lease_s})
+    change = Change(record.version + 1, {"lease_s": ask.lease_s, "worker": ask.worker})
     if _is_marked(record, _AHEAD) and not ask.is_ahead:
         # What its handler did may be committed after all.
         change = change.but(metadata={**(record.metadata or {}), _AHEAD: None})
@@ -308,6 +310,7 @@ def first_change(ask: Acquire) -> Change:
             "lease_s": ask.lease_s,
             "metadata": _marked(ask.metadata, ask, 1) if is_marked else ask.metadata,
             "fingerprint": ask.fingerprint,
+            "worker": ask.worker,
         },
     )
 
@@ -417,9 +420,7 @@ def _again(record: Record, _: Command, __: float) -> Decision:
 
 
 def _mark_handled(record: Record, mark: MarkHandled, _: float) -> Decision:
-    return _written(
-        Change(record.version + 1, {"state": State.HANDLED, "lease_s": None, "result": mark.result})
-    )
+    return _written(completion(record.version).but(state=State.HANDLED, result=mark.result))
 
 
 def _complete(record: Record, complete: Complete, _: float) -> Decision:
@@ -453,6 +454,7 @@ def _release(record: Record, release: Release, _: float) -> Decision:
             "metadata": _with_marks_of(former, record.fence),
             "result": former.result,
             "fingerprint": former.fingerprint,
+            "worker": former.worker,
         },
     )
     return _written(change)
@@ -500,6 +502,7 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
             "state": State.FAILED,
             "attempts": 0,
             "lease_s": None,
+            "worker": None,
             "exhausted": False,
             "fingerprint": None if reset.is_edited else record.fingerprint,
         },
@@ -514,7 +517,11 @@ def _happened(record: Record, happened: Happened, now: float) -> Decision:
 
 
 def _decided(
-    record: Record, change: Change, what: str, said: Reset | Happened | Cancel, now: float
+    record: Record,
+    change: Change,
+    what: str,
+    said: Reset | Happened | EndClaim | Cancel,
+    now: float,
 ) -> Decision:
     """A change as an operator wants it, with who said so, when and why."""
     when = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
@@ -581,12 +588,19 @@ def _forget(record: Record | None, forget: Forget, _: float) -> Decision:
     return Decision(Written(None), None if record is None else REMOVAL)
 
 
+def _end_claim(record: Record, end: EndClaim, now: float) -> Decision:
+    if end.version not in (None, record.version):
+        return _refuse(record, end, now)
+    change = Change(record.version + 1, {"lease_s": 0.0})
+    return _decided(record, change, "worker_dead", end, now)
+
+
 # ---- Shared ------------------------------------------------------------------------------------
 
 
 def completion(version: int) -> Change:
     """What completes a record that has this version."""
-    return Change(version + 1, {"state": State.COMPLETED, "lease_s": None})
+    return Change(version + 1, {"state": State.COMPLETED, "lease_s": None, "worker": None})
 
 
 def noted(metadata: Mapping[str, Any] | None, error: str) -> Mapping[str, Any]:
@@ -595,9 +609,7 @@ def noted(metadata: Mapping[str, Any] | None, error: str) -> Mapping[str, Any]:
 
 
 def _failure(record: Record, error: str | None, *, exhausted: bool) -> Change:
-    change = Change(
-        record.version + 1, {"state": State.FAILED, "lease_s": None, "exhausted": exhausted}
-    )
+    change = completion(record.version).but(state=State.FAILED, exhausted=exhausted)
     return change if error is None else change.but(metadata=noted(record.metadata, error))
 
 
@@ -636,6 +648,7 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     RunNow:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _run_now,       _refuse,    _refuse),
     Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _cancel_again, _refuse),
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
+    EndClaim:      _row(_refuse,      _end_claim,      _again,         _refuse,        _refuse,        _refuse,    _refuse),
 }
 
 # For an Acquire whose token is the record's birth already: its asker did not receive the first answer.

@@ -27,10 +27,14 @@ def span(length_s: float) -> str:
     return " ".join(parts) or "0 s"
 
 
+def utc(at: float) -> str:
+    """A point in time."""
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError):
+        return "beyond the year 9999"
+
+
 def moment(at: float, now: float) -> str:
     """A point in time, and how far off it is."""
-    try:
-        when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):
-        when = "beyond the year 9999"
-    return f"{when} ({f'in {span(at - now)}' if at > now else f'{span(now - at)} ago'})"
+    return f"{utc(at)} ({f'in {span(at - now)}' if at > now else f'{span(now - at)} ago'})"

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from oncely.core.errors import ConfigError
-from oncely.core.record import State
+from oncely.core.record import Record, State
+from oncely.core.shown import utc
 
 IN_DOUBT = "in doubt"
 EXHAUSTED = "exhausted"
@@ -25,3 +26,11 @@ def state_word(text: str, where: str = "state") -> str:
     if word not in STATES:
         raise ConfigError(f"{where}: {text!r} is none of {', '.join(STATES)}")
     return word
+
+
+def word_with_lease(record: Record) -> str:
+    """The word for its state and, while it is processed, until when."""
+    if record.state is not State.PROCESSING:
+        return record.state.word
+    end = "without an end" if record.lease_until is None else f"until {utc(record.lease_until)}"
+    return f"{record.state.word} (lease {end})"

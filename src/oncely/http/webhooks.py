@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
@@ -145,13 +146,13 @@ class Webhook:
         try:
             self._verifier.check(headers, body, time.time())
         except SignatureError as error:
-            return self._refused(401, str(error))
+            return self._refused(401, str(error), headers)
         try:
             if (reply := self._verifier.reply(body)) is not None:
                 return _plain(200, reply.encode())
             return self._message(headers, body)
         except MessageError as error:
-            return self._refused(400, str(error))
+            return self._refused(400, str(error), headers)
 
     def _message(self, headers: Mapping[str, str], body: bytes) -> Message:
         json = self._verifier.json_in(headers, body)
@@ -173,10 +174,15 @@ class Webhook:
             )
         )
 
-    def _refused(self, status: int, reason: str) -> HttpAnswer:
-        facts = {"queue": self._queue, "status": status, "reason": reason}
+    def _refused(self, status: int, reason: str, headers: Mapping[str, str] = {}) -> HttpAnswer:
+        facts: dict[str, Any] = {"queue": self._queue, "status": status, "reason": reason}
+        which = "a delivery"
+        # The id that it claims to have, where its headers say that: nobody reads its body.
+        with suppress(Exception):
+            facts["message_id"] = check_id(self._message_id(headers, b""))
+            which = "delivery '%(message_id)s'"
         _log.warning(
-            "a delivery for queue '%(queue)s' was refused with %(status)s: %(reason)s",
+            f"{which} for queue '%(queue)s' was refused with %(status)s: %(reason)s",
             extra={"event": "delivery_refused", **facts},
         )
         return _told(status, reason)

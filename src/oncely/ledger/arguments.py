@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from oncely._util.chance import CHANCE
+from oncely._util.chance import CHANCE, Process
 from oncely.core.commands import (
     Acquire,
     Command,
+    Company,
     Extend,
     Granted,
     Handled,
@@ -35,6 +36,7 @@ from oncely.core.record import (
     birth_of,
     check_keys,
 )
+from oncely.core.state_words import word_with_lease
 from oncely.core.turn import Turn
 from oncely.core.waiting import WaitingMessage
 
@@ -79,6 +81,7 @@ def acquire_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> 
         taken is not None,
         turn.company,
         turn.claims_ahead,
+        Process.number,
     )
 
 
@@ -117,8 +120,9 @@ def to_claim(
         _each("sent_at", sent_at, count),
     )
     found_at = None if in_doubt is None else in_doubt.fence
+    others = (False, Company.NONE, False, Process.number)
     return [
-        Acquire(key, policy, lease_s, own, mark, values, finding, found_at, drawn, sent)
+        Acquire(*(key, policy, lease_s, own, mark, values, finding, found_at, drawn, sent), *others)
         for key, own, mark, values, sent in zip(keys, *columns, strict=True)
     ]
 
@@ -248,7 +252,8 @@ def raise_if_fenced(outcome: WriteOutcome) -> Written:
 def raise_if_refused(key: Key, outcome: Outcome, refusal: str) -> Record | None:
     """The record as it was written. Raises RefusedError, whose text ends with `refusal`."""
     if isinstance(outcome, Refused):
-        state = "not in the ledger" if outcome.record is None else outcome.record.state.word
+        record = outcome.record
+        state = "not in the ledger" if record is None else word_with_lease(record)
         raise RefusedError(f"{key.message_id!r} ({key.consumer}) is {state}: {refusal}")
     return cast(Written, outcome).record
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from oncely._util.event_log import EventLog
-from oncely.core.commands import Command, Forget, Happened, Outcome, Reset, Written
+from oncely.core.commands import Command, EndClaim, Forget, Happened, Outcome, Reset, Written
 from oncely.core.durations import Duration, seconds
 from oncely.core.errors import ConfigError, StoreError, describe, storable
 from oncely.core.ids import check_ids
@@ -290,6 +290,20 @@ class Ledger(LedgerCalls):
             refusal += ", nor one that has changed since it was found"
         self._operate(Forget(key, None if found is None else found.version), refusal)
 
+    def end_claim(self, found: Record, *, by: str = "", why: str = "") -> None:
+        """End the claim on a record that is as it was `found`, as somebody knows that the worker
+        which holds it is dead: the message is in doubt now, and what that worker still writes is
+        refused. What waits of the message in the ledger is due at once.
+
+        Who said so, when and why is kept under "worker_dead" in the record's metadata. Raises
+        RefusedError for a record that is not being processed, and one that has changed: a worker
+        that extends its lease lives.
+        """
+        self._operate(
+            EndClaim(found.key, describe(by), describe(why), found.version),
+            "only a claim that is as it was found can be ended",
+        )
+
     def dead(self, consumer: str | None = None, limit: int = 100) -> Iterator[DeadLetter]:
         """At most `limit` dead letters, of one consumer or of all, in the order in which they came.
 
@@ -472,7 +486,7 @@ class Ledger(LedgerCalls):
         self.recorder.close()
         self._store.close()
 
-    def _operate(self, command: Reset | Happened | Forget, refusal: str) -> None:
+    def _operate(self, command: Reset | Happened | EndClaim | Forget, refusal: str) -> None:
         check_key(command.key)
         if self.can_defer:
             outcome = self._transact(lambda transaction: self._operate_in(transaction, command))

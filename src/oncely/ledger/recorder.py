@@ -1,5 +1,6 @@
 """What a process does with a ledger, counted, and told to the store every few seconds."""
 
+import atexit
 import os
 import platform
 import socket
@@ -16,6 +17,7 @@ from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
 
 from oncely._util import clock
+from oncely._util.chance import Process
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
@@ -26,6 +28,7 @@ from oncely.core.commands import (
     Complete,
     Duplicate,
     Fail,
+    Fenced,
     Granted,
     Held,
     InDoubt,
@@ -80,6 +83,7 @@ class Recorder:
         self.consumer = ""
         self.start_afresh()
         afresh_in_children(self)
+        _recorders.add(self)
 
     def start_afresh(self) -> None:
         """Be another worker: called in a forked child."""
@@ -96,7 +100,7 @@ class Recorder:
         """What the periods have of which the store may not know all."""
         self._claimed: dict[Key, float] = {}
         """When the claims that are held were granted, by this process's clock."""
-        self._running: list[tuple[threading.Thread, threading.Event]] = []
+        self.running: list[tuple[threading.Thread, threading.Event]] = []
         """The thread, and what ends it: only one caller can take them out, without a lock."""
         self._may_start: list[None] = [None]
         """In the same way, what one caller takes to start it."""
@@ -175,7 +179,9 @@ class Recorder:
                 self._counted.append((consumer, _DUPLICATES, len(keys)))
             case InDoubt():
                 self._counted.append((consumer, _IN_DOUBT, len(keys)))
-            case Written() if isinstance(command, Release):
+            case Fenced() | Written() if isinstance(command, Release) or isinstance(
+                outcome, Fenced
+            ):
                 for key in keys:
                     self._claimed.pop(key, None)
             case Written(is_repeated=False) if isinstance(command, MarkHandled | Complete | Fail):
@@ -208,7 +214,7 @@ class Recorder:
                 target=_beat, args=(weakref.ref(self), closed), daemon=True, name="recorder"
             )
             thread.start()
-            self._running.append((thread, closed))
+            self.running.append((thread, closed))
         except BaseException as error:
             # The next call tries again.
             self._may_start.append(None)
@@ -261,7 +267,7 @@ class Recorder:
             for (consumer, began), counts in self._kept.items()
         ]
         who = (self._id, self.kind, self.consumer, _host(), os.getpid(), __version__)
-        worker = Worker(*who, now, now, len(self._claimed))
+        worker = Worker(*who, now, now, len(self._claimed), Process.number)
         before = self._store.keep_worker(worker, rows)
         if self._told_at and (before or 0.0) < self._told_at and self._store.keeps_operations:
             self._note_set_back(before, now)
@@ -285,7 +291,7 @@ class Recorder:
         within seconds.
         """
         try:
-            thread, closed = self._running.pop()
+            thread, closed = self.running.pop()
         except IndexError:
             return
         closed.set()
@@ -299,10 +305,24 @@ class Recorder:
         if not self._outage.goes_on:
             self.tell()
             with suppress(OncelyError):
-                self._store.forget_worker(self._id)
+                self._store.end_worker(self._id)
                 self._told_at = 0.0
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()
+
+
+_recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A program that ends without closing its ledgers has stopped all the same."""
+    running = [each for recorder in _recorders for each in recorder.running]
+    for _, closed in running:
+        closed.set()
+    until = time.monotonic() + _END_S
+    for thread, _ in running:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _counted_as(pair: tuple[Command, Outcome | Exception]) -> tuple[object, ...]:

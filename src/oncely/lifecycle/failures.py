@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from oncely._util.event_log import EventLog
+from oncely.core.verdicts import DeadLetter, Delay, Verdict
 
-_RETRIED = (
-    "the handler of message '%(message_id)s' failed: %(reason)s; it is tried again in "
-    "%(next_try_in_s)g s"
-)
-_LEFT = "the handler of message '%(message_id)s' failed: %(reason)s; it is not tried again"
+_FAILED = "the handler of message '%(message_id)s' failed: %(reason)s; "
+_RETRIED = _FAILED + "it is tried again in %(next_try_in_s)g s"
+_DEAD = _FAILED + "it becomes a dead letter"
+_LEFT = _FAILED + "it is not tried again"
 
 
-def log_failure(log: EventLog, error: BaseException | None, values: Mapping[str, Any]) -> None:
-    """Log that a handler has raised `error`, and whether its message is tried again."""
-    sentence = _LEFT if values["next_try_in_s"] is None else _RETRIED
-    extra = {"event": "handler_failed", **values}
-    log.warning(sentence, exc_info=error, extra=extra, stacklevel=2)
+def log_failure(
+    log: EventLog, error: BaseException | None, verdict: Verdict, values: Mapping[str, Any]
+) -> None:
+    """Log that a handler has raised `error`, and what becomes of its message."""
+    delay_s = verdict.delay_s if isinstance(verdict, Delay) else None
+    left = _DEAD if isinstance(verdict, DeadLetter) else _LEFT
+    extra = {"event": "handler_failed", **values, "next_try_in_s": delay_s}
+    log.warning(left if delay_s is None else _RETRIED, exc_info=error, extra=extra, stacklevel=2)

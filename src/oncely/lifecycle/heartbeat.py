@@ -182,20 +182,27 @@ class Heartbeat:
             self._outage.met(errors[0])
         else:
             self._outage.over()
+        lost = []
         with self._lock:
             for claim, outcome in zip(claims, outcomes, strict=True):
                 name = claim.identity
                 if name not in self._held or self._held[name][0] is not claim:
                     continue
                 if isinstance(outcome, Fenced):
-                    del self._held[name]
-                    _log.warning(
-                        "the claim on message '%(message_id)s' of '%(consumer)s' is lost: its "
-                        "lease ran out, and another worker has the message",
-                        extra={"event": "claim_lost", **claim.key._asdict(), "fence": claim.fence},
-                    )
+                    lost.append(claim)
                 elif isinstance(outcome, Written):
                     self._held[name] = renewed(claim, outcome), asked_at + lease_s
+        for claim in lost:
+            self.lost(claim)
+
+    def lost(self, claim: Claim) -> None:
+        """A write under the claim was refused: log that once, at a beat or at the handler's end."""
+        if self._held.pop(claim.identity, None) is not None:
+            _log.warning(
+                "the claim on message '%(message_id)s' of '%(consumer)s' is lost: its lease ran "
+                "out and another worker has the message, or somebody has decided about it",
+                extra={"event": "claim_lost", **claim.key._asdict(), "fence": claim.fence},
+            )
 
 
 def shared_heartbeat(ledger: Ledger, lease_s: float | None) -> Heartbeat:

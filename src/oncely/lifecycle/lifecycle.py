@@ -551,6 +551,7 @@ class Lifecycle:
                 left.append(pair)
             elif isinstance(outcome, Fenced):
                 turn.fenced()
+                self.heartbeat.lost(pair[1].command.claim)
             else:
                 turn.stored()
                 if turn.queued is not None and (removed := self._removed(turn)):

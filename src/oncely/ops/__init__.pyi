@@ -1,7 +1,7 @@
-from .activity import FoundActivity, Point, Rates, activity, check_kept, workers
+from .activity import FoundActivity, Point, Rates, activity
 from .auditing import Changed
 from .decisions import Probed, forget, happened, not_happened, probe, reset
-from .known import EXACT, first
+from .known import EXACT, check_kept, first
 from .letters import (
     FoundGroups,
     dead_letters,
@@ -52,9 +52,11 @@ from .waiting import (
     waiting_as_dict,
     waiting_key,
 )
+from .workers import GONE, SeenWorker, end_claim, worker_dead, workers
 
 __all__ = [
     "EXACT",
+    "GONE",
     "IN_DOUBT",
     "LATE_S",
     "MOST_UNSENT",
@@ -73,6 +75,7 @@ __all__ = [
     "Probed",
     "Rates",
     "Searched",
+    "SeenWorker",
     "Selected",
     "Selection",
     "Snag",
@@ -87,6 +90,7 @@ __all__ = [
     "discard_letters",
     "discard_unsent",
     "doubts",
+    "end_claim",
     "find",
     "first",
     "forget",
@@ -123,5 +127,6 @@ __all__ = [
     "waiting_as_dict",
     "waiting_key",
     "word_for",
+    "worker_dead",
     "workers",
 ]

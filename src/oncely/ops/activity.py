@@ -1,17 +1,14 @@
-"""What went on in a ledger: rates, workers, runs, and what people changed."""
+"""What went on in a ledger."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from oncely.core.activity import PERIOD_S, Activity, Worker, quantile_s
-from oncely.core.errors import ConfigError
+from oncely.core.activity import PERIOD_S, Activity, quantile_s
 from oncely.ledger.ledger import Ledger
-from oncely.ledger.recorder import BEAT_S
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
-_LATE_BEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +102,3 @@ def _by_consumer(found: Iterable[Activity]) -> Mapping[str, Rates]:
             attempts=round((handled + failed) / ended, 2) if ended else None,
         )
     return rates
-
-
-class SeenWorker(NamedTuple):
-    """A worker, and whether it has been silent for too long."""
-
-    worker: Worker
-    is_alive: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """The worker as JSON has it."""
-        return {**self.worker._asdict(), "is_alive": self.is_alive}
-
-
-def workers(ledger: Ledger) -> Sequence[SeenWorker]:
-    """The processes that work with the ledger, those that were killed among them until they are
-    purged. One that was silent for half a minute is taken for dead.
-    """
-    now = ledger.now()
-    return [
-        SeenWorker(each, now - each.seen <= _LATE_BEATS * BEAT_S)
-        for each in ledger.operations.workers()
-    ]
-
-
-def check_kept(ledger: Ledger) -> None:
-    """Raise ConfigError where the store keeps nothing for operators."""
-    if not ledger.operations.keeps_operations:
-        raise ConfigError(
-            "this store keeps no workers, activity, runs or audit; use a ledger in SQL, such as "
-            "sqlite:///oncely.db"
-        )

@@ -15,6 +15,7 @@ from oncely.core.policy import Finding, Probe
 from oncely.core.record import Key, Record, check_keys
 from oncely.core.rules import Standing, standing
 from oncely.core.shown import span
+from oncely.core.state_words import word_with_lease
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.probing import ProbeAnswer, probe_answer
 from oncely.ops.auditing import Changed, Note, Noted, audited, change_each
@@ -26,6 +27,8 @@ _SENTENCES = {
     "happened": "%(by)s has completed message '%(message_id)s' of '%(consumer)s'",
     "forgotten": "%(by)s has removed the record of message '%(message_id)s' of '%(consumer)s'",
     "run_now": "%(by)s has message '%(message_id)s' of '%(consumer)s' tried again at once",
+    "worker_dead": "%(by)s has ended the claim on message '%(message_id)s' of '%(consumer)s', now "
+    "in doubt: %(why)s",
     "cancelled": "%(by)s has made message '%(message_id)s' of '%(consumer)s' a dead letter",
 }
 PROBE_S = 10.0
@@ -142,7 +145,8 @@ def probe(
     # A claim without an end never runs out: only people can say that it is in doubt.
     is_endless = where is Standing.HELD and record.lease_until is None
     if where is not Standing.IN_DOUBT and not is_endless:
-        raise RefusedError("only a record in doubt can be asked about")
+        told = word_with_lease(record)
+        raise RefusedError(f"it is {told}: only a record in doubt can be asked about")
     waiting = ledger.mailbox.retries([record.key]).get(record.key)
     message = Message(record.key.message_id, b"") if waiting is None else waiting.message
     answer = _asked(probe, message, seconds(within, "within"))

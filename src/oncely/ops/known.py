@@ -77,3 +77,12 @@ def first(rows: Iterable[Row], limit: int) -> tuple[Sequence[Row], bool]:
     """At most `limit` of the rows, and whether there are more."""
     found = [*islice(rows, limit + 1)]
     return found[:limit], len(found) > limit
+
+
+def check_kept(ledger: Ledger) -> None:
+    """Raise ConfigError where the store keeps nothing for operators."""
+    if not ledger.operations.keeps_operations:
+        raise ConfigError(
+            "this store keeps no workers, activity, runs or audit; use a ledger in SQL, such as "
+            "sqlite:///oncely.db"
+        )

@@ -25,7 +25,7 @@ from oncely.stores.store import Look, Query, Wanted
 
 _AS_THEY_ARE = (
     *("attempts", "fence", "first_seen", "last_seen", "lease_until", "exhausted", "duplicates"),
-    *("error", "metadata", "result", "fingerprint", "version"),
+    *("error", "metadata", "result", "fingerprint", "version", "worker"),
 )
 """The fields of a record that JSON has without any change."""
 PATIENCE_S = 0.1
@@ -280,6 +280,8 @@ class Doubt:
     """
     is_kept: bool
     """Whether the ledger has the message itself, waiting or as a dead letter."""
+    claimed_by: str | None
+    """HOST:PID of who claimed it, as far as that is known."""
 
     def as_dict(self, now: float) -> dict[str, Any]:
         """The record as JSON has it, and these."""
@@ -287,6 +289,7 @@ class Doubt:
             "steps": [*self.steps],
             "unsent": self.unsent,
             "is_kept": self.is_kept,
+            "claimed_by": self.claimed_by,
         }
 
 
@@ -294,9 +297,11 @@ def doubts(ledger: Ledger, records: Sequence[Record]) -> Sequence[Doubt]:
     """What is known of each of these records in doubt, in the same order."""
     keys = [record.key for record in records]
     steps, waiting = ledger.steps_of(keys), ledger.mailbox.of_many(keys)
+    names = {each.number: each.name for each in ledger.operations.workers()}
     found = []
     for record in records:
         queues = [each.queue for each in waiting.get(record.key, [])]
         unsent = queues.count(OUTBOX)
-        found.append(Doubt(record, [*steps[record.key]], unsent, len(queues) > unsent))
+        of_worker = None if record.worker is None else names.get(record.worker)
+        found.append(Doubt(record, [*steps[record.key]], unsent, len(queues) > unsent, of_worker))
     return found

@@ -19,7 +19,7 @@ _LOOKED_AT = 5_000
 """Entries of the audit, the newest, among which those of the message are looked for."""
 _JUST_BEFORE_S = 10.0
 _DEAD_LETTER = "dead letter"
-_NOTES = ("reset", "happened", "cancelled")
+_NOTES = ("reset", "happened", "cancelled", "worker_dead")
 
 
 class Chapter(NamedTuple):

@@ -12,10 +12,11 @@ from oncely.core.policy import Policy
 from oncely.core.record import Key
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.recorder import SET_BACK
-from oncely.ops.activity import DAY_S, workers
+from oncely.ops.activity import DAY_S
 from oncely.ops.auditing import Note, Removed, audited
 from oncely.ops.known import check_known, consumers
 from oncely.ops.status import backlogs
+from oncely.ops.workers import GONE, workers
 from oncely.stores.names import Program
 
 RETENTION = Policy().retention
@@ -120,7 +121,7 @@ def problems(
     `broker_timeout` how long the broker waits for an acknowledgement. Without them nothing is
     said about retention and lease. The retention is each consumer's own, unless one is given.
     """
-    found = [*ledger.problems(program), *_set_back(ledger), *_left_behind(ledger)]
+    found = [*ledger.problems(program), *_set_back(ledger), *_gone(ledger), *_left_behind(ledger)]
     if replay_window is not None:
         window_s = seconds(replay_window, "replay_window")
         # By the words that name the consumer in a sentence.
@@ -164,6 +165,14 @@ def _set_back(ledger: Ledger) -> Iterator[str]:
                 "letters: see the docs, Operating, After a restore."
             )
             return
+
+
+def _gone(ledger: Ledger) -> Iterator[str]:
+    """Workers that are gone, and whose messages wait for the end of their leases."""
+    for each in workers(ledger):
+        if each.state == GONE and each.worker.claims:
+            name = each.worker.name
+            yield f"{name} is {each.in_words}. If it is dead, type: oncely worker dead {name}"
 
 
 def _left_behind(ledger: Ledger) -> Iterator[str]:

@@ -41,6 +41,7 @@ _COLUMNS = {
     "result": "string",
     "fingerprint": "string",
     "version": "bigint",
+    "worker": "bigint",
 }
 """The fields of a record, by the names of `oncely list --json`; JSON as text."""
 

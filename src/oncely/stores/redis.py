@@ -411,6 +411,8 @@ def _change(fields: Mapping[str, Any]) -> Mapping[str, object]:
                 asked["count"] = value
             case "lease_s", _:
                 asked["lease_s"] = False if value is None else value
+            case "worker", _:
+                pass  # Workers are not kept here.
             case "exhausted", True:
                 given += (name, "1")
             case ("exhausted", _) | (_, None):

@@ -361,12 +361,18 @@ class Operations(Protocol):
         """
         return None
 
-    def forget_worker(self, id_: str) -> None:  # noqa: ARG002
-        """The worker has ended; what it did stays."""
+    def end_worker(self, id_: str) -> None:  # noqa: ARG002
+        """The worker has stopped; what it did stays. Others that stopped over a day ago, or before
+        in the same process, are removed.
+        """
         return
 
     def workers(self) -> Sequence[Worker]:
-        """Those that have not ended, or were killed; the one last seen comes first."""
+        """Those that work, were killed, or stopped lately; the one last seen comes first."""
+        return []
+
+    def claimed_by(self, workers: Collection[int]) -> Sequence[Record]:  # noqa: ARG002
+        """The records in processing whose newest claims these workers asked for."""
         return []
 
     def activity(self, since: float) -> Sequence[Activity]:  # noqa: ARG002

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from heapq import nlargest
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, TypeVar
 
 from oncely import ops
@@ -114,19 +114,11 @@ def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Co
     """
     selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
     found = ops.select(ledger, selection, limit)
-    names = {each.key.consumer for each in found.records}
-    doubts = ops.doubts(ledger, found.records)
-    # Workers of these that were silent for too long, and held claims.
-    lost = (
-        each.as_dict()
-        for each in ops.workers(ledger)
-        if each.worker.claims and not each.is_alive and each.worker.consumer in names
-    )
     return {
         "records": [
-            (mark(each.record.key, each.record.version), each.as_dict(now)) for each in doubts
+            (mark(each.record.key, each.record.version), each.as_dict(now))
+            for each in ops.doubts(ledger, found.records)
         ],
-        "lost": [*islice(lost, WORKERS)],
         "more": found.more,
         "now": now,
     }

@@ -52,7 +52,7 @@ _TYPES = {
     **dict.fromkeys(("metadata", "result", "type", "body", "headers", "source"), _TEXT),
     **dict.fromkeys(("content_type", "ordering_key", "error", "reason"), _TEXT),
     **dict.fromkeys(("attempts", "position"), "INT"),
-    **dict.fromkeys(("fence", "version", "duplicates", "believed"), "BIGINT"),
+    **dict.fromkeys(("fence", "version", "duplicates", "believed", "worker"), "BIGINT"),
     **dict.fromkeys(("lease_s", "delay_s"), "DOUBLE"),
     "status": _STATUS,
     **dict.fromkeys(("exhausted", "set_aside"), "TINYINT"),

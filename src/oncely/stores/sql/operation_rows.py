@@ -5,6 +5,7 @@ The calls are those of the Store protocol, in the transaction that is open.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, insert, select, update
@@ -18,6 +19,8 @@ K = TypeVar("K", Activity, AuditEntry, Run, Worker)
 
 _COLUMNS = {"consumer": "provider", "by": "changed_by"}
 """The columns that are not named as the fields."""
+_STOPPED_S = 86_400.0
+"""For how long it is kept that a worker has stopped."""
 
 
 def keep_worker(at: OwnTables, worker: Worker, activity: Sequence[Activity]) -> float | None:
@@ -32,9 +35,16 @@ def keep_worker(at: OwnTables, worker: Worker, activity: Sequence[Activity]) -> 
     return before
 
 
-def forget_worker(at: OwnTables, id_: str) -> None:
-    workers = at.dialect.tables.workers
-    at.link.execute(delete(workers).where(workers.c.id == id_))
+def end_worker(at: OwnTables, id_: str) -> None:
+    table, now = at.dialect.tables.workers, at.dialect.time(at.link)
+    c = table.c
+    at.link.execute(update(table).where(c.id == id_).values(ended=now, claims=0))
+    number = select(c.number).where(c.id == id_).scalar_subquery()
+    same = (c.number == number) & (c.id != id_)
+    old = select(c.id).where(c.ended.is_not(None), same | (c.ended < now - _STOPPED_S))
+    # By their ids: a DELETE that looks for them would wait for the signs of life of others.
+    if ids := [*chain(*at.dialect.selected(at.link, old))]:
+        at.link.execute(delete(table).where(c.id.in_(ids)))
 
 
 def workers(at: OwnTables) -> list[Worker]:

@@ -42,7 +42,7 @@ _Build = Callable[[tuple[str, ...], tuple[str, ...]], str]
 
 _TYPES = {
     **dict.fromkeys(("attempts", "position"), "int4"),
-    **dict.fromkeys(("fence", "version", "duplicates", "believed"), "int8"),
+    **dict.fromkeys(("fence", "version", "duplicates", "believed", "worker"), "int8"),
     **dict.fromkeys(("lease_s", "delay_s"), "float8"),
     "exhausted": "bool",
     "set_aside": "bool",

@@ -54,6 +54,13 @@ def scan(at: OwnTables, query: Query) -> Sequence[Record]:
     return _read(at, chosen.order_by(c.last_processed_at, c.id).limit(query.limit))
 
 
+def claimed_by(at: OwnTables, workers: Collection[int]) -> Sequence[Record]:
+    if not workers:
+        return []
+    claimed = *_in_states(at.dialect, [State.PROCESSING]), at.dialect.table.c.worker.in_(workers)
+    return _read(at, _records(at.dialect).where(*claimed))
+
+
 def of_message(at: OwnTables, message_id: str) -> Sequence[Record]:
     c = at.dialect.table.c
     chosen = _records(at.dialect).where(c.message_id == message_id)

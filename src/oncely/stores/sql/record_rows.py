@@ -36,6 +36,7 @@ LOADED = (
     "exhausted",
     "duplicates",
     "version",
+    "worker",
 )
 """The columns that `record_of` takes first, in its order; times as seconds since 1970, JSON as
 text.
@@ -43,7 +44,7 @@ text.
 
 INSERTED = (
     *("message_id", "provider", "status", "attempts", "metadata", "fence", "version"),
-    "fingerprint",
+    *("fingerprint", "worker"),
 )
 """The columns that an insert writes as they are given."""
 
@@ -85,12 +86,12 @@ _NO_CHANGE = Change(0, {})
 def record_of(table: Table, row: Sequence[Any]) -> Record:
     """The record in a row of `LOADED`. Raises UnreadableRow."""
     (consumer, message_id, status, attempts, fence, first_seen, last_seen, lease_until) = row[:8]
-    metadata, result, fingerprint, exhausted, duplicates, version = row[8 : len(LOADED)]
+    metadata, result, fingerprint, exhausted, duplicates, version, worker = row[8 : len(LOADED)]
     # A service that shares the table may leave attempts out.
     attempts = 1 if attempts is None else attempts
     try:
         # Not one by one: nearly all rows are as they were written.
-        index(attempts | fence | exhausted | duplicates | version)
+        index(attempts | fence | exhausted | duplicates | version | (worker or 0))
         moments = first_seen + last_seen + (0.0 if lease_until is None else lease_until)
         if not isfinite(moments) or type(consumer + message_id + (fingerprint or "")) is not str:
             raise ValueError
@@ -109,6 +110,7 @@ def record_of(table: Table, row: Sequence[Any]) -> Record:
             exhausted=bool(exhausted),
             duplicates=duplicates,
             version=version,
+            worker=worker,
         )
     except (KeyError, TypeError, ValueError, RecursionError):
         read(table, LOADED, row)

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, column, inspect, select, table
 
 from oncely.stores.names import TableName
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest migration."""
 
 

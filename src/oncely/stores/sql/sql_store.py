@@ -167,6 +167,7 @@ class SqlStore:
 
     scan = _reading(reading.scan)
     of_message = _reading(reading.of_message)
+    claimed_by = _reading(reading.claimed_by)
     window = _reading(reading.window)
     key_ranges = _reading(reading.key_ranges)
 
@@ -300,7 +301,7 @@ class SqlStore:
     keeps_operations = True
 
     keep_worker = _changing(operations.keep_worker)
-    forget_worker = _changing(operations.forget_worker)
+    end_worker = _changing(operations.end_worker)
     workers = _reading(operations.workers)
     activity = _reading(operations.activity)
     keep_run = _changing(operations.keep_run)

@@ -130,6 +130,7 @@ def _record_columns(id_type: String, dialect: str) -> list[Column[Any]]:
         Column("result", LONG_TEXT),
         Column("exhausted", Boolean, nullable=False, server_default=false()),
         Column("duplicates", LONG, nullable=False, server_default="0"),
+        Column("worker", LONG),
     ]
 
 
@@ -215,6 +216,8 @@ def _other_columns(id_type: String) -> dict[str, list[Column[Any]]]:
             *_given(id_type, "version"),
             *_given(Double, "started", "seen"),
             *_given(LONG, "claims"),
+            Column("number", LONG),
+            Column("ended", Double),
         ],
         # A run on Spark; `totals` is JSON.
         "runs": [
