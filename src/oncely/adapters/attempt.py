@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from oncely._util.event_log import EventLog
-from oncely.core.commands import Duplicate, Handled
+from oncely.adapters.dead_messages import DeadMessage, drop_dead, keep_dead
+from oncely.core.commands import Duplicate, Exhausted, Handled
 from oncely.core.errors import ConfigError, OncelyError, StoreError
+from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.turn import Turn, after_refusal
 from oncely.core.verdicts import Ack, Delay, Verdict
@@ -70,6 +72,7 @@ class Attempt:
         lifecycle.ledger.recorder.handles_as(kind, lifecycle.consumer)
         self._is_followed = is_followed and lifecycle.keeps_result
         self._lifecycle = lifecycle.followed if self._is_followed else lifecycle
+        self._kind = kind
         self._source = source
         self.turn = turn
 
@@ -80,6 +83,9 @@ class Attempt:
         else:
             self.result = run_new(Work(self._lifecycle, self.turn), call)
         self._lifecycle.outage.over("claims")
+        claim = self.turn.claim
+        if claim is not None and claim.former is not None:
+            drop_dead(self._lifecycle.ledger, claim.key)
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
@@ -128,6 +134,19 @@ class Attempt:
         """As `finish`, for an async handler."""
         if self._is_followed and not self.is_repeated:
             await self._lifecycle.finish(self._lifecycle.async_driver, [self.turn])
+
+    def keep_dead(self, type_: str, encode: Callable[[], bytes], error: BaseException) -> None:
+        """Keep the message as a dead letter, since the framework has given it up; `encode` gives
+        what is sent to its broker again.
+        """
+        turn, lifecycle = self.turn, self._lifecycle
+        if not turn.message_id:
+            return
+        key, attempts, reason = Key(lifecycle.consumer, turn.message_id), turn.attempts, None
+        if isinstance(turn.outcome, Exhausted):
+            attempts, reason = turn.outcome.record.attempts, turn.outcome.record.error
+        letter = DeadMessage(self._kind, key, error, attempts, reason)
+        keep_dead(lifecycle.ledger, letter, lambda: Message(key.message_id, encode(), type_))
 
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""

@@ -1,6 +1,6 @@
 from .activity import FoundActivity, Point, Rates, activity, check_kept, workers
 from .auditing import Changed
-from .decisions import Probed, forget, happened, not_happened, probe, reset
+from .decisions import Probed, forget, happened, not_happened, probe, reset, retry
 from .known import EXACT, first
 from .letters import (
     FoundGroups,
@@ -16,6 +16,7 @@ from .letters import (
 )
 from .overview import LATE_S, LedgerOverview, Snag, overview
 from .records import (
+    FOR_SENDER,
     IN_DOUBT,
     RESETTABLE,
     STATES,
@@ -33,28 +34,28 @@ from .records import (
 )
 from .status import Backlogs, Status, Summary, backlogs, status
 from .story import Chapter, story
-from .upkeep import policy_retentions, problems, purge, retentions
+from .upkeep import left_to_senders, policy_retentions, problems, purge, retentions
 from .waiting import (
     MOST_UNSENT,
     FoundMessages,
     FoundUnsent,
-    cancel,
     discard_unsent,
+    discard_waiting,
     queued,
     refused_numbered,
-    run_now,
-    send_again,
-    send_every_again,
+    retry_every_unsent,
+    retry_unsent,
     unsent,
     unsent_as_dict,
     unsent_messages,
     waiting,
     waiting_as_dict,
-    waiting_key,
+    waiting_keys,
 )
 
 __all__ = [
     "EXACT",
+    "FOR_SENDER",
     "IN_DOUBT",
     "LATE_S",
     "MOST_UNSENT",
@@ -80,17 +81,18 @@ __all__ = [
     "Summary",
     "activity",
     "backlogs",
-    "cancel",
     "check_kept",
     "dead_letters",
     "details",
     "discard_letters",
     "discard_unsent",
+    "discard_waiting",
     "doubts",
     "find",
     "first",
     "forget",
     "happened",
+    "left_to_senders",
     "letter",
     "letter_as_dict",
     "letter_group",
@@ -108,12 +110,12 @@ __all__ = [
     "refused_numbered",
     "reset",
     "retentions",
+    "retry",
+    "retry_every_unsent",
     "retry_letters",
-    "run_now",
+    "retry_unsent",
     "search",
     "select",
-    "send_again",
-    "send_every_again",
     "status",
     "story",
     "unsent",
@@ -121,7 +123,7 @@ __all__ = [
     "unsent_messages",
     "waiting",
     "waiting_as_dict",
-    "waiting_key",
+    "waiting_keys",
     "word_for",
     "workers",
 ]

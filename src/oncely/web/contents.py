@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from heapq import nlargest
 from itertools import groupby, islice
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from oncely import ops
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError
-from oncely.core.record import Key
+from oncely.core.record import Key, Record
 from oncely.core.shown import span
 from oncely.ledger.ledger import Ledger
 from oncely.ops import Snag
@@ -19,6 +19,7 @@ LIMIT = 100
 """Rows of a list, where nobody asks for more."""
 WHERE: Mapping[Snag, str] = {
     Snag.IN_DOUBT: "/in-doubt",
+    Snag.FOR_SENDER: "/in-doubt",
     Snag.DEAD_LETTERS: "/failed",
     Snag.RETRIES: "/waiting",
     Snag.OUTBOX: "/outbox",
@@ -109,11 +110,13 @@ def consumers(ledger: Ledger, found: ops.Status) -> Contents:
 
 
 def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
-    """Those in doubt of a consumer, or of all; as `oncely list --state in-doubt --json` has them.
-    Raises ConfigError for a consumer that the ledger does not know.
+    """Those in doubt of a consumer, or of all, and those that may run again, and wait for their
+    sender; as `oncely list --state in-doubt --json` has them. Raises ConfigError for a consumer
+    that the ledger does not know.
     """
     selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
     found = ops.select(ledger, selection, limit)
+    allowed = ops.select(ledger, replace(selection, states=[ops.FOR_SENDER]), limit)
     names = {each.key.consumer for each in found.records}
     doubts = ops.doubts(ledger, found.records)
     # Workers of these that were silent for too long, and held claims.
@@ -126,10 +129,18 @@ def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Co
         "records": [
             (mark(each.record.key, each.record.version), each.as_dict(now)) for each in doubts
         ],
+        "for_sender": [(each, _note_of(each)) for each in allowed.records],
+        "more_for_sender": allowed.more,
         "lost": [*islice(lost, WORKERS)],
         "more": found.more,
         "now": now,
     }
+
+
+def _note_of(record: Record) -> Mapping[str, Any]:
+    """Who has retried it, and why; metadata may be of the user's own."""
+    note = (record.metadata or {}).get("reset")
+    return note if isinstance(note, Mapping) else {}
 
 
 def failed(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
