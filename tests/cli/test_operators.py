@@ -481,7 +481,7 @@ def test_reset_of_many(filled: OnFile, command: Command, answer: Answer) -> None
     code, out, err = command("retry", "--consumer", "billing", "--by", "ann")
     assert code == 0
     assert err == "retry 2 records of billing? [y/N] retried 2, refused 0\n"
-    waits = "may run again; waits for its sender (Celery, an HTTP client, a script) since 20"
+    waits = "may run again; waits for its sender (a broker, an HTTP client, a script) since 20"
     for line, id_ in zip(sorted(out.splitlines()), ("doubtful", "order-2"), strict=True):
         assert line.startswith(f"retried '{id_}' (billing) by ann; {waits}")
     assert filled.ledger.counts()["billing", State.FAILED] == 2

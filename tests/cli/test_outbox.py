@@ -39,7 +39,7 @@ def test_list(sending: OnFile, command: Command) -> None:
     assert message.destination == "mails"
 
 
-_NO_RELAY = "no relay is running: start one, such as oncely relay"
+_NO_RELAY = "no relay is running: start one"
 
 
 def test_retry(sending: OnFile, command: Command) -> None:

@@ -151,6 +151,8 @@ def _dead_letters(shop: Shop) -> None:
     [letter] = wait_until(lambda: shop.ledger.mailbox.dead_of(key))
     assert (letter.reason, letter.attempts) == ("ValueError: no such account", 4)
     assert "in struggle" in (letter.error or "")
+    [row] = shop.ledger.mailbox.of(key)
+    assert (row.destination, row.is_set_aside) == ("celery", True)
     changed = ops.retry_letters(shop.ledger, [letter.id], by="ann")
     assert changed.next_steps == {letter.id: _SENT_AGAIN}
     wait_until(lambda: found(shop.ledger, *key).state is State.COMPLETED)

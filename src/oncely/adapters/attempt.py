@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from oncely._util.event_log import EventLog
-from oncely.adapters.dead_messages import DeadMessage, drop_dead, keep_dead
 from oncely.core.commands import Duplicate, Exhausted, Handled
-from oncely.core.errors import ConfigError, OncelyError, StoreError
+from oncely.core.errors import ConfigError, OncelyError, StoreError, describe
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.turn import Turn, after_refusal
@@ -17,6 +18,7 @@ from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.failures import log_failure
 from oncely.lifecycle.heartbeat import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import name_of
@@ -85,7 +87,11 @@ class Attempt:
         self._lifecycle.outage.over("claims")
         claim = self.turn.claim
         if claim is not None and claim.former is not None:
-            drop_dead(self._lifecycle.ledger, claim.key)
+            # What an earlier attempt has left is no dead letter any more.
+            ledger = self._lifecycle.ledger
+            with suppress(StoreError):
+                if letters := ledger.mailbox.dead_of(claim.key):
+                    ledger.discard_dead([letter.id for letter in letters])
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
@@ -137,16 +143,29 @@ class Attempt:
 
     def keep_dead(self, type_: str, encode: Callable[[], bytes], error: BaseException) -> None:
         """Keep the message as a dead letter, since the framework has given it up; `encode` gives
-        what is sent to its broker again.
+        what a Resender sends. Nothing is raised, as the framework has the failure.
         """
-        turn, lifecycle = self.turn, self._lifecycle
-        if not turn.message_id:
+        turn, ledger, reason = self.turn, self._lifecycle.ledger, describe(error)
+        if not ledger.can_defer:
             return
-        key, attempts, reason = Key(lifecycle.consumer, turn.message_id), turn.attempts, None
         if isinstance(turn.outcome, Exhausted):
-            attempts, reason = turn.outcome.record.attempts, turn.outcome.record.error
-        letter = DeadMessage(self._kind, key, error, attempts, reason)
-        keep_dead(lifecycle.ledger, letter, lambda: Message(key.message_id, encode(), type_))
+            # It is refused because it had failed before.
+            reason = turn.outcome.record.error or reason
+        try:
+            turn.message = Message(turn.message_id or "", encode(), type_)
+            rows = RetryQueue(self._lifecycle.consumer).dead_letters(turn, reason)
+            # In place of what a Resender has just sent, and is about to remove.
+            ledger.mailbox.keep((), [replace(row, destination=self._kind) for row in rows])
+        except Exception as unkept:  # noqa: BLE001 - of the framework's serializer, or of the store.
+            _log.warning(
+                "message '%(message_id)s' has failed, and cannot be kept as a dead letter: "
+                "%(reason)s",
+                extra={
+                    "event": "dead_letter_not_kept",
+                    "message_id": turn.message_id,
+                    "reason": describe(unkept),
+                },
+            )
 
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""

@@ -15,7 +15,7 @@ from celery.worker.components import Pool
 from kombu.serialization import dumps, loads
 
 from oncely.adapters.attempt import Attempt, check_ledger, session_parameter
-from oncely.adapters.dead_messages import Resender
+from oncely.adapters.resender import Resender
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key

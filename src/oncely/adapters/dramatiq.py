@@ -13,7 +13,7 @@ from dramatiq.middleware import GroupCallbacks, MiddlewareError, SkipMessage
 from dramatiq.results import Results
 
 from oncely.adapters.attempt import Attempt, StartError, check_ledger, session_parameter
-from oncely.adapters.dead_messages import Resender
+from oncely.adapters.resender import Resender
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key

@@ -280,7 +280,7 @@ class Ledger(LedgerCalls):
         """
         self._operate(
             Happened(key, describe(by), describe(why), fence),
-            "only a record in doubt can be completed by hand",
+            "only a message in doubt can be settled",
         )
 
     def forget(self, key: Key, *, found: Record | None = None) -> None:

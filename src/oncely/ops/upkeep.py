@@ -178,7 +178,7 @@ def left_to_senders(ledger: Ledger) -> Iterator[str]:
         for record in oldest if tally.for_sender else ():
             yield (
                 f"{tally.for_sender:,} of the messages of {consumer!r} may run again, and wait for "
-                f"their sender since {moment(record.last_seen, now)}: whoever sent them (Celery, "
+                f"their sender since {moment(record.last_seen, now)}: whoever sent them (a broker, "
                 "an HTTP client, a script) has to send them again, under the same ids. List them: "
                 f"oncely list --state waits-for-its-sender --consumer {shlex.quote(consumer)}"
             )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from oncely import ops
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError
-from oncely.core.record import Key, Record
+from oncely.core.record import Key
 from oncely.core.shown import span
 from oncely.ledger.ledger import Ledger
 from oncely.ops import Snag
@@ -129,18 +129,12 @@ def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Co
         "records": [
             (mark(each.record.key, each.record.version), each.as_dict(now)) for each in doubts
         ],
-        "for_sender": [(each, _note_of(each)) for each in allowed.records],
+        "for_sender": allowed.records,
         "more_for_sender": allowed.more,
         "lost": [*islice(lost, WORKERS)],
         "more": found.more,
         "now": now,
     }
-
-
-def _note_of(record: Record) -> Mapping[str, Any]:
-    """Who has retried it, and why; metadata may be of the user's own."""
-    note = (record.metadata or {}).get("reset")
-    return note if isinstance(note, Mapping) else {}
 
 
 def failed(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
