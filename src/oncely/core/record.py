@@ -111,8 +111,8 @@ class Record(NamedTuple):
 
     @property
     def waits_for_sender(self) -> bool:
-        """Whether an operator has allowed it to run again, it has not run since, and its message is
-        not in the ledger: whoever sent it has to send it again.
+        """Whether an operator has allowed it to run again, it has not run since, and no consumer
+        takes its message from the ledger: whoever sent it has to send it again.
         """
         is_allowed = self.state is State.FAILED and not self.attempts and not self.exhausted
         return is_allowed and self.lease_until is None
