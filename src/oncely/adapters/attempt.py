@@ -141,9 +141,9 @@ class Attempt:
         if self._is_followed and not self.is_repeated:
             await self._lifecycle.finish(self._lifecycle.async_driver, [self.turn])
 
-    def keep_dead(self, type_: str, encode: Callable[[], bytes], error: BaseException) -> None:
-        """Keep the message as a dead letter, since the framework has given it up; `encode` gives
-        what a Resender sends. Nothing is raised, as the framework has the failure.
+    def keep_dead(self, type_: str, body: bytes, error: BaseException) -> None:
+        """Keep the message as a dead letter, since the framework has given it up because of that
+        error; `body` is what a Resender sends.
         """
         turn, ledger, reason = self.turn, self._lifecycle.ledger, describe(error)
         if not ledger.can_defer:
@@ -151,21 +151,10 @@ class Attempt:
         if isinstance(turn.outcome, Exhausted):
             # It is refused because it had failed before.
             reason = turn.outcome.record.error or reason
-        try:
-            turn.message = Message(turn.message_id or "", encode(), type_)
-            rows = RetryQueue(self._lifecycle.consumer).dead_letters(turn, reason)
-            # In place of what a Resender has just sent, and is about to remove.
-            ledger.mailbox.keep((), [replace(row, destination=self._kind) for row in rows])
-        except Exception as unkept:  # noqa: BLE001 - of the framework's serializer, or of the store.
-            _log.warning(
-                "message '%(message_id)s' has failed, and cannot be kept as a dead letter: "
-                "%(reason)s",
-                extra={
-                    "event": "dead_letter_not_kept",
-                    "message_id": turn.message_id,
-                    "reason": describe(unkept),
-                },
-            )
+        turn.message = Message(turn.message_id or "", body, type_)
+        rows = RetryQueue(self._lifecycle.consumer).dead_letters(turn, reason)
+        # In place of what a Resender has just sent, and is about to remove.
+        ledger.mailbox.keep((), [replace(row, destination=self._kind) for row in rows])
 
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""

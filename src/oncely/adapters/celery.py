@@ -193,16 +193,12 @@ def _finish(sender: Task, **_: Any) -> None:
 
 def _keep_dead(sender: Task, exception: BaseException, **_: Any) -> None:
     request = sender.request
-    # As it was sent; but its time may be over by then, and a chord counts each failure.
-    again = {"retries": 0, "expires": None, "chord": None}
-
-    def encoded() -> bytes:
+    if (attempt := request.get("attempt")) is not None and not request.is_eager:
+        # As it was sent; but its time may be over by then, and a chord has counted the failure.
+        again = {"retries": 0, "expires": None, "chord": None}
         sent = sender.signature_from_request(request, **again)
         _, _, text = dumps(sent, "json")  # type: ignore[no-untyped-call]  # It has no types.
-        return bytes(text, "utf-8")
-
-    if (attempt := request.get("attempt")) is not None and not request.is_eager:
-        attempt.keep_dead(sender.name, encoded, exception)
+        attempt.keep_dead(sender.name, bytes(text, "utf-8"), exception)
 
 
 task_success.connect(_finish)

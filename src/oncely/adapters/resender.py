@@ -5,15 +5,12 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from oncely._util import clock
-from oncely._util.event_log import EventLog
 from oncely.core.errors import StoreError, describe
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.waiting import WaitingMessage, retries_of
 from oncely.ledger.ledger import Ledger
 from oncely.stores.store import PutBack
-
-_log = EventLog(__name__)
 
 _LOOK_S = 2.0
 _HOLD = "1m"
@@ -63,14 +60,10 @@ class Resender:
         try:
             self._send(row.message)
         except Exception as error:  # noqa: BLE001 - a broker's client may raise anything.
-            tries, reason = row.attempts + 1, describe(error)
+            # `oncely waiting` has the error.
+            tries = row.attempts + 1
             retry_s = None if _RETRIES.is_spent(tries) else _RETRIES.delay_s(tries)
-            self._ledger.mailbox.put_back([PutBack(row, reason, retry_s)])
-            _log.warning(
-                "retried message '%(message_id)s' of '%(consumer)s' cannot be sent to the broker: "
-                "%(reason)s; it is sent again later",
-                extra={"event": "resending_failed", **row.key._asdict(), "reason": reason},
-            )
+            self._ledger.mailbox.put_back([PutBack(row, describe(error), retry_s)])
         else:
             # If it has failed again meanwhile, its letter stays.
             self._ledger.mailbox.keep((), removed=[row])
