@@ -55,6 +55,8 @@ class Resender:
                     for row in mailbox.take(_AT_ONCE, _HOLD, queue=queue):
                         if row.destination == self._framework:
                             self._send_one(row)
+                        else:
+                            mailbox.put_back([PutBack(row, None, 0.0, is_try=False)])
 
     def _send_one(self, row: WaitingMessage) -> None:
         try:
