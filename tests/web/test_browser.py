@@ -310,8 +310,8 @@ def test_keyboard(browser: "Chrome", site: str, scheme: str) -> None:
 
 
 def test_decided_within_four_clicks(browser: "Chrome", axe: str, scheme: str) -> None:
-    """From the overview, all in doubt are settled by four clicks and a reason; nobody is kept out of
-    the pages between.
+    """From the overview, all in doubt are settled by four clicks and a reason; nobody is kept out
+    of the pages between.
     """
     trouble = Trouble(MemoryStore(clock := ManualClock()), clock)
     trouble.doubt("order-1", "order-2")

@@ -11,7 +11,6 @@ from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_failure, task_success
 from celery.states import SUCCESS
-from celery.worker.components import Pool
 from kombu.serialization import dumps, loads
 
 from oncely.adapters.attempt import Attempt, check_ledger, session_parameter
@@ -210,7 +209,7 @@ class _LedgerStep(StartStopStep):  # type: ignore[misc]  # It has no types.
     the dead letters of its tasks that people retry.
     """
 
-    requires = (Pool,)
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **_: Any) -> None:
         self._consumers: dict[Ledger, set[str]] = {}

@@ -42,14 +42,7 @@ def _many_options(states: Sequence[str]) -> Callable[[options.Command], options.
 
 @options.command("retry", "oncely retry --consumer billing --state failed --why 'fixed in 2.1'")
 @_many_options(RESETTABLE)
-def retry(
-    ledger: "Ledger",
-    message_id: str | None,
-    filters: "ops.Selection",
-    note: Note,
-    as_json: bool,
-    **typed: Any,
-) -> int:
+def retry(ledger: "Ledger", message_id: str | None, filters: "ops.Selection", **typed: Any) -> int:
     """Retry messages that failed, are in doubt, or wait for their retry: at once if the ledger has
     the message, waiting or as a dead letter, else as soon as its sender sends it again. The older
     name of the command is reset.
@@ -58,9 +51,10 @@ def retry(
     has_none = message_id is not None and not ops.find(ledger, message_id, consumer)
     # It may wait, and was never tried: behind another of its ordering key, say.
     if has_none and (keys := ops.waiting_keys(ledger, message_id or "", consumer)):
-        return _told(ops.retry(ledger, [_one(keys)], **note), "retried", as_json=as_json)
-    given = {"ledger": ledger, "message_id": message_id, "filters": filters, **typed}
-    return _change("retry", "retried", ops.reset, RESETTABLE, note=note, as_json=as_json, **given)
+        changed = ops.retry(ledger, [_one(keys)], **typed["note"])
+        return _told(changed, "retried", as_json=typed["as_json"])
+    typed |= {"ledger": ledger, "message_id": message_id, "filters": filters}
+    return _change("retry", "retried", ops.reset, RESETTABLE, **typed)
 
 
 @options.command("forget", "oncely forget order-17 --consumer billing --why 'sent by mistake'")
