@@ -275,9 +275,13 @@ class LedgerGauges:
         in_doubt = GaugeMetricFamily("oncely_in_doubt", text, labels=labels)
         text = "How long ago the oldest claim in doubt was last seen."
         age = GaugeMetricFamily("oncely_in_doubt_age_seconds", text, labels=labels)
+        text = "Messages that may run again once their sender sends them again."
+        for_sender = GaugeMetricFamily("oncely_waiting_for_sender", text, labels=labels)
         now = self._ledger.now()
         for (consumer, state), tally in self._ledger.tallies(_EXACT).items():
             records.add_metric([consumer, state.value], tally.count)
+            if state is State.FAILED:
+                for_sender.add_metric([consumer], tally.for_sender)
             if state is State.PROCESSING:
                 in_doubt.add_metric([consumer], tally.lease_over)
                 over = tally.lease_over and self._ledger.scan(
@@ -285,7 +289,7 @@ class LedgerGauges:
                 )
                 ages_s = (now - record.last_seen for record in over or ())
                 age.add_metric([consumer], max(ages_s, default=0))
-        return [records, in_doubt, age]
+        return [records, in_doubt, age, for_sender]
 
     def _waiting(self) -> list[Metric]:
         if not self._ledger.can_defer:

@@ -107,6 +107,9 @@ def test_runs(at: OnFile, command: Command) -> None:
     assert [(run["id"], run["error"]) for run in told] == [("2", "out of memory")]
 
 
+_DONE = "; completed: nothing of it runs again\n"
+
+
 def test_settle(at: OnFile, command: Command) -> None:
     """What is in doubt is listed with the steps that are done; it is completed, or runs again, as
     somebody says; the audit has both.
@@ -119,10 +122,12 @@ def test_settle(at: OnFile, command: Command) -> None:
     known = ("message_id", "steps", "unsent", "is_kept")
     assert [found[name] for name in known] == ["1", [], 0, False]
     ran = command("settle", "1", "--happened", "--by", "ann", "--why", "on the bill")
-    assert ran == (0, "completed '1' (billing) by ann: on the bill\n", "")
+    assert ran == (0, f"settled '1' (billing) by ann: on the bill{_DONE}", "")
     ran = command("settle", "2", "--not-happened", "--by", "ann", "--json")
-    assert json.loads(ran.out) == {
-        "reset": [{"consumer": "billing", "message_id": "2"}],
+    settled = json.loads(ran.out)
+    assert settled["settled"][0].pop("next").startswith("may run again; waits for its sender (")
+    assert settled == {
+        "settled": [{"consumer": "billing", "message_id": "2"}],
         "refused": [],
         "by": "ann",
         "why": "",
@@ -132,17 +137,17 @@ def test_settle(at: OnFile, command: Command) -> None:
     assert [record and record.state for record in states] == [State.COMPLETED, State.FAILED]
     ran = command("settle", "2", "--happened")
     assert ran.code == 1
-    assert "only a record in doubt can be completed by hand" in ran.err
+    assert "only a message in doubt can be settled" in ran.err
     told = json.loads(command("audit", "--json").out)["audit"]
     assert [(each["action"], each["changed"], each["refused"]) for each in told] == [
-        ("happened", 0, 1),
-        ("reset", 1, 0),
-        ("happened", 1, 0),
-        ("happened", 0, 1),
+        ("settled_happened", 0, 1),
+        ("settled_not_happened", 1, 0),
+        ("settled_happened", 1, 0),
+        ("settled_happened", 0, 1),
     ]
     lines = command("audit", "--limit", "2", "--before", "4").out.splitlines()
     assert len(lines) == 4
-    assert " ".join(lines[3].split()[4:]) == "ann happened billing 1 1 0 on the bill"
+    assert " ".join(lines[3].split()[4:]) == "ann settled happened billing 1 1 0 on the bill"
 
 
 def test_audit_begun(at: OnFile, command: Command) -> None:
@@ -202,17 +207,17 @@ def test_settle_by_a_probe(
     asked = ("--probe", "settling_probes:asked", "--by", "ann")
     assert command("settle", "1", *asked, "--why", "slow day") == (
         0,
-        "completed '1' (billing) by ann: probe: happened; slow day\n",
+        f"settled '1' (billing) by ann: probe: happened; slow day{_DONE}",
         "",
     )
     told = json.loads(command("settle", "2", *asked, "--json").out)
-    assert told["reset"] == [{"consumer": "billing", "message_id": "2"}]
+    assert [each["message_id"] for each in told["settled"]] == ["2"]
     assert (told["finding"], told["error"]) == ("not_happened", None)
     ran = command("settle", "3", *asked)
     assert (ran.code, ran.out) == (1, "")
     assert "oncely: the probe does not know: OSError: no route\n" in ran.err
     actions = [each["action"] for each in json.loads(command("audit", "--json").out)["audit"]]
-    assert actions == ["probed", "reset", "happened"]
+    assert actions == ["probed", "settled_not_happened", "settled_happened"]
     for wrong in ("nothing", "settling_probes:none", "settling_probes:later"):
         assert command("settle", "3", "--probe", wrong).code == 2
 
@@ -223,8 +228,11 @@ def test_story(at: OnFile, command: Command) -> None:
     assert command("reset", "1", "--by", "ann", "--why", "back").code == 0
     told = json.loads(command("show", "1", "--story", "--json").out)
     assert told["story"][0]["what"] == "first seen"
-    assert {"reset", "last seen"} <= {each["what"] for each in told["story"]}
+    assert {"retried", "last seen"} <= {each["what"] for each in told["story"]}
     out = command("show", "1", "--story").out
     assert "first seen" in out
     assert "by ann, why back" in out
+    at.complete("billing", "1")
+    assert command("retry", "1", "--by", "bob").code == 1
+    assert re.search(r"retried: refused +by bob", command("show", "1", "--story").out)
     assert "story" not in json.loads(command("show", "1", "--json").out)

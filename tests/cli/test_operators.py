@@ -24,7 +24,7 @@ from oncely.core.waiting import WaitingMessage, queue_named
 
 ONE = Key("billing", "order-1")
 
-NOT_RESET = "only a record that has failed or is in doubt can be reset"
+NOT_RETRIED = "only a message that has failed or is in doubt can be retried"
 LIVE = "a record with a live claim cannot be forgotten, nor one that has changed since it was found"
 
 
@@ -61,6 +61,7 @@ def test_status(filled: OnFile, command: Command) -> None:
         "completed": 1,
         "failed": 1,
         "in_doubt": 1,
+        "waiting_for_sender": 0,
         "duplicates": 1,
         "waiting": 0,
         "waiting_lag_s": 0.0,
@@ -84,9 +85,12 @@ def test_status_of_what_waits(
     at.ledger.mailbox.keep([claimless])
     out = command("status").out
     table = cells(out)
-    first = table.index(["waiting for", "overdue", "dead"])
-    assert table[first + 1] == ["consumer", "a retry", "for", "letters"]
-    assert table[first + 2 : first + 4] == [["shop", "1", "-", "2"], ["total", "1", "-", "2"]]
+    first = table.index(["waiting for", "overdue", "waiting for", "dead"])
+    assert table[first + 1] == ["consumer", "a retry", "for", "their sender", "letters"]
+    assert table[first + 2 : first + 4] == [
+        ["shop", "1", "-", "0", "2"],
+        ["total", "1", "-", "0", "2"],
+    ]
     assert re.fullmatch(r"queue \[web\]: 1 waiting( \(oldest: \d+ s\))?", out.splitlines()[-2])
     found = json.loads(command("status", "--json").out)
     billing, own = (found["consumers"][name] for name in ("billing", "shop"))
@@ -415,16 +419,33 @@ def test_odd_ids_can_be_named(at: OnFile, command: Command, message_id: str) -> 
 
 
 def test_reset(filled: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed for good runs again, and the record tells who allowed it, and why."""
+    """What failed for good may run again, and the record tells who allowed it, and why. Until it
+    has run, it is seen that it waits for its sender.
+    """
     ran = command("reset", "order-1", "--consumer", "sms", "--by", "ann", "--why", "new number")
-    assert ran == (0, "reset 'order-1' (sms) by ann: new number\n", "")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("retried 'order-1' (sms) by ann: new number; may run again; waits ")
+    [waits] = json.loads(command("list", "--json", "--state", "waits-for-its-sender").out)[
+        "records"
+    ]
+    assert (waits["consumer"], waits["message_id"]) == ("sms", "order-1")
+    ran = command("check")
+    assert ran.code == 1
+    assert ran.out.startswith("1 of the messages of 'sms' may run again, and wait for their sender")
+    table = cells(command("status").out)
+    assert ["sms", "0", "-", "1", "0"] in table
+    verdict = json.loads(command("status", "--json").out)["verdict"]
+    assert "1 waiting for its sender (oldest: " in verdict
     record = record_of(filled.ledger, Key("sms", "order-1"))
     note = (record.metadata or {})["reset"]
     assert note.items() >= {"by": "ann", "why": "new number"}.items()
     assert isinstance(filled.ledger.claim(record.key), Granted)
+    assert command("check").code == 0
     monkeypatch.setenv("LOGNAME", "bob")
-    assert json.loads(command("reset", "order-2", "--json").out) == {
-        "reset": [{"consumer": "billing", "message_id": "order-2"}],
+    found = json.loads(command("retry", "order-2", "--json").out)
+    assert found["retried"][0].pop("next").startswith("may run again; waits for its sender")
+    assert found == {
+        "retried": [{"consumer": "billing", "message_id": "order-2"}],
         "refused": [],
         "by": "bob",
         "why": "",
@@ -435,8 +456,8 @@ def test_reset(filled: OnFile, command: Command, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["reset", "to-send"], f"is handled: {NOT_RESET}"),
-        (["reset", "live"], rf"is processing \(lease until 20.* UTC\): {NOT_RESET}"),
+        (["reset", "to-send"], f"is handled: {NOT_RETRIED}"),
+        (["reset", "live"], rf"is processing \(lease until 20.* UTC\): {NOT_RETRIED}"),
         (["forget", "live"], rf"is processing \(lease until 20.* UTC\): {LIVE}"),
     ],
 )
@@ -450,15 +471,14 @@ def test_refused(filled: OnFile, command: Command, arguments: Sequence[str], sai
 
 
 def test_reset_of_many(filled: OnFile, command: Command, answer: Answer) -> None:
-    """Many are reset after a question, which is asked on stderr; only what can be is chosen."""
+    """Many are retried after a question, which is asked on stderr; only what can be is chosen."""
     answer("y\n")
-    code, out, err = command("reset", "--consumer", "billing", "--by", "ann")
+    code, out, err = command("retry", "--consumer", "billing", "--by", "ann")
     assert code == 0
-    assert err == "reset 2 records of billing? [y/N] reset 2, refused 0\n"
-    assert set(out.splitlines()) == {
-        "reset 'doubtful' (billing) by ann",
-        "reset 'order-2' (billing) by ann",
-    }
+    assert err == "retry 2 records of billing? [y/N] retried 2, refused 0\n"
+    waits = "may run again; waits for its sender (a broker, an HTTP client, a script) since 20"
+    for line, id_ in zip(sorted(out.splitlines()), ("doubtful", "order-2"), strict=True):
+        assert line.startswith(f"retried '{id_}' (billing) by ann; {waits}")
     assert filled.ledger.counts()["billing", State.FAILED] == 2
 
 
@@ -487,8 +507,8 @@ def test_nobody_to_ask(filled: OnFile, command: Command) -> None:
     told = command(*arguments, "--yes", "--by", "cron")
     assert told.code == 0
     assert set(told.out.splitlines()) == {
-        "forgotten 'order-2' (billing) by cron",
-        "forgotten 'order-1' (sms) by cron",
+        "forgotten 'order-2' (billing) by cron; its next delivery is treated as new",
+        "forgotten 'order-1' (sms) by cron; its next delivery is treated as new",
     }
     assert filled.ledger.find(Key("sms", "order-1")) is None
 
@@ -498,10 +518,11 @@ def test_one_needs_no_question(filled: OnFile, command: Command) -> None:
     is kept, and it is said that others fit.
     """
     ran = command("forget", "--state", "in-doubt", "--by", "ann", "--why", "sent by hand")
-    assert ran == (0, "forgotten 'doubtful' (billing) by ann: sent by hand\n", "")
+    told = "'doubtful' (billing) by ann: sent by hand; its next delivery is treated as new"
+    assert ran == (0, f"forgotten {told}\n", "")
     assert command("forget", "--state", "in-doubt") == (0, "", "no matching records\n")
     code, out, err = command("reset", "--older-than", "1h", "--limit", "1")
-    assert (code, out.count("reset")) == (0, 1)
+    assert (code, out.count("retried")) == (0, 1)
     assert err == "only the first 1; more records match, see --limit\n"
 
 

@@ -39,18 +39,21 @@ def test_list(sending: OnFile, command: Command) -> None:
     assert message.destination == "mails"
 
 
-def test_send_again(sending: OnFile, command: Command) -> None:
+_NO_RELAY = "no relay is running: start one"
+
+
+def test_retry(sending: OnFile, command: Command) -> None:
     """What was refused waits anew, its attempts from zero; what waits already is left alone."""
     [waits] = ops.unsent_messages(sending.ledger).messages
     [refused] = ops.unsent_messages(sending.ledger, is_refused=True).messages
     ids = [str(refused.number), str(waits.number)]
-    ran = command("outbox", "send-again", *ids, "--by", "ann", "--why", "split")
-    assert (ran.code, ran.out) == (1, "sent again: 1\n")
+    ran = command("outbox", "retry", *ids, "--by", "ann", "--why", "split")
+    assert (ran.code, ran.out) == (1, f"retried: 1\n{_NO_RELAY}\n")
     assert f"there is no refused message {waits.number}" in ran.err
     both = ops.unsent_messages(sending.ledger).messages
     assert {each.destination: each.attempts for each in both} == {"mails": 0, "texts": 0}
     [entry] = sending.ledger.operations.audit()
-    assert (entry.action, entry.message_id) == ("sent_again", "order-9")
+    assert (entry.action, entry.message_id) == ("unsent_retried", "order-9")
     assert (entry.by, entry.changed, entry.refused, entry.why) == ("ann", 1, 1, "split")
 
 

@@ -83,9 +83,7 @@ def test_queues_are_made_where_it_is_asked_for(
     assert json.loads(ran.out) == {"sent": 0, "refused": 0, "set_aside": 1, "waiting": 0}
 
 
-def test_set_aside_and_sent_again(
-    at: OnFile, transport: str, defer: Defer, command: Command
-) -> None:
+def test_set_aside_and_retried(at: OnFile, transport: str, defer: Defer, command: Command) -> None:
     """What was refused for good is a failure, and is sent when people let it."""
     defer("b", b"much too long")
     code, out, _ = command("relay", "--drain", "--json", "--tries", "1")
@@ -98,7 +96,7 @@ def test_set_aside_and_sent_again(
     assert json.loads(out) == {"sent": 1, "refused": 0, "set_aside": 0, "waiting": 0}
     assert command(*again, "--transport", wide).code == 0
     [entry] = at.ledger.operations.audit()
-    assert (entry.by, entry.action, entry.changed) == ("ann", "sent_again", 1)
+    assert (entry.by, entry.action, entry.changed) == ("ann", "unsent_retried", 1)
     assert (entry.consumer, entry.message_id, entry.why) == ("", "", "wide now")
 
 

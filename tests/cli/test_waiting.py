@@ -83,37 +83,48 @@ def test_reset_and_forget(shop: Shop, command: Command) -> None:
     assert "in 59 min" in command("waiting").out
 
 
-def test_run_now(shop: Shop, at: OnFile, command: Command) -> None:
-    """What waits runs with the next worker; it is noted who wanted that."""
+def test_retry(shop: Shop, at: OnFile, command: Command) -> None:
+    """What waits runs with the next worker; it is noted who wanted that. So does what waits and has
+    no record, since that was forgotten.
+    """
     shop.wait(Message("a"), "10m")
-    ran = command("run-now", "a", "--by", "ann", "--why", "it is back")
-    assert ran == (0, "due now 'a' (shop) by ann: it is back\n", "")
+    shop.wait(Message("b"), "10m")
+    ran = command("retry", "a", "--by", "ann", "--why", "it is back")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("retried 'a' (shop) by ann: it is back; due now: ")
+    at.ledger.forget(Key("shop", "b"))
+    [told] = json.loads(command("retry", "b", "--json").out)["retried"]
+    assert told["next"].startswith("due now: ")
+    ran = command("retry", "c")
+    assert (ran.code, ran.err) == (1, "oncely: 'c' is not in the ledger\n")
     handled: list[str] = []
     shop.consumer().tries(3).consume(lambda message: handled.append(message.id), drain=True)
-    assert handled == ["a"]
-    [entry] = at.ledger.operations.audit()
-    assert (entry.action, entry.message_id, entry.changed) == ("run_now", "a", 1)
+    assert handled == ["a", "b"]
+    *_, entry = at.ledger.operations.audit()
+    assert (entry.action, entry.message_id, entry.changed) == ("retried", "a", 1)
 
 
-def test_cancel(shop: Shop, at: OnFile, command: Command) -> None:
+def test_discard(shop: Shop, at: OnFile, command: Command) -> None:
     """What waits becomes a dead letter that says who wanted that, and does not run."""
     shop.wait(Message("a"), "10m")
-    ran = command("cancel", "a", "--by", "ann", "--why", "withdrawn", "--json")
-    assert json.loads(ran.out)["cancelled"] == [{"consumer": "shop", "message_id": "a"}]
+    ran = command("discard", "a", "--by", "ann", "--why", "withdrawn", "--json")
+    step = "failed permanently: nothing of it runs unless somebody retries it"
+    told = {"consumer": "shop", "message_id": "a", "next": step}
+    assert json.loads(ran.out)["discarded"] == [told]
     [letter] = at.ledger.dead()
-    assert (letter.message.id, letter.reason) == ("a", "cancelled by ann: withdrawn")
+    assert (letter.message.id, letter.reason) == ("a", "discarded by ann: withdrawn")
     assert shop.handled() == []
-    for name in ("cancel", "run-now"):
-        ran = command(name, "a")
-        assert (ran.code, ran.err) == (1, "oncely: 'a' does not wait for a retry\n")
+    ran = command("discard", "a")
+    assert ran.code == 1
+    assert ran.err.startswith("oncely: 'a' does not wait for a retry; to remove a dead letter, ")
 
 
 def test_a_worker_has_it(shop: Shop, at: OnFile, command: Command) -> None:
-    """What a worker has begun is neither hurried nor cancelled."""
+    """What a worker has begun is not discarded."""
     shop.wait(Message("a"), "10m")
-    at.ledger.reset(Key("shop", "a"))
+    at.ledger.forget(Key("shop", "a"))
     at.claim("shop", "a")
-    ran = command("cancel", "a", "--consumer", "shop")
+    ran = command("discard", "a", "--consumer", "shop")
     assert ran.code == 1
     assert "a worker has it in hand" in ran.err
     [waits] = at.ledger.waiting()

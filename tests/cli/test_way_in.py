@@ -17,9 +17,10 @@ from oncely.cli.commands import oncely as program
 
 
 def test_sections() -> None:
-    """Every command is in one section."""
+    """Every command is in one section, but for the older name of one."""
     shown = [command.name for commands in SECTIONS.values() for command in commands]
-    assert sorted(map(str, shown)) == sorted(program.commands)
+    assert sorted([*map(str, shown), "reset"]) == sorted(program.commands)
+    assert program.commands["reset"] is program.commands["retry"]
 
 
 def test_nothing_is_typed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +51,11 @@ def test_version(command: Command) -> None:
     ("words", "said"),
     [
         ("stauts", "'stauts' is not a command of oncely; did you mean: status; see: oncely --help"),
+        ("run-now 7", "'run-now' is not a command of oncely; it is: oncely retry"),
+        (
+            "outbox send-again 7",
+            "'send-again' is not a command of oncely outbox; it is: oncely outbox retry",
+        ),
         ("xyz", "'xyz' is not a command of oncely; see: oncely --help"),
         (
             "dead lsit",

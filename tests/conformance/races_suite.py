@@ -309,12 +309,12 @@ class TransactionRaces:
         assert sorted([*left, *gone]) == ids
         assert {*again} <= {*left}
 
-    def test_cancelled_or_taken(self, doing: Doing) -> None:
-        """Of an operator who cancels what was never tried, and a worker who takes it, one does."""
+    def test_discarded_or_taken(self, doing: Doing) -> None:
+        """Of an operator who discards what was never tried, and a worker who takes it, one does."""
         rows = [retry(str(n)) for n in range(_LETTERS)]
         doing.keep(rows)
         taken: list[int] = []
-        cancelled: list[int] = []
+        discarded: list[int] = []
 
         def decide(racer: int) -> None:
             for row in rows:
@@ -323,11 +323,11 @@ class TransactionRaces:
                     taken.extend(each.number or 0 for each in some)
                 else:
                     with suppress(RefusedError):
-                        doing.ledger.cancel(row.key, by="ann")
-                        cancelled.extend(each.number or 0 for each in doing.waiting([row.key]))
+                        doing.ledger.discard(row.key, by="ann")
+                        discarded.extend(each.number or 0 for each in doing.waiting([row.key]))
 
         at_once(2, decide)
-        assert len({*taken, *cancelled}) == len(taken) + len(cancelled) == _LETTERS
+        assert len({*taken, *discarded}) == len(taken) + len(discarded) == _LETTERS
 
 
 def _later(record: Record, **fields: object) -> Record:

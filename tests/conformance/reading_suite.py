@@ -109,7 +109,7 @@ class ReadStatements:
         insert(store, [fresh(id_) for id_ in ("1", "2", "3", "4")])
         insert(store, [fresh("5", "other")])
         clock.advance(LEASE_S + 1)
-        _change(store, "2", state=State.FAILED, lease_until=None)
+        _change(store, "2", state=State.FAILED, lease_until=None, attempts=0)
         _change(store, "3", state=State.FAILED, lease_until=None, exhausted=True)
         _change(store, "4", state=State.COMPLETED, lease_until=None)
         insert(store, [fresh("a%b"), fresh("aXb")])
@@ -120,6 +120,7 @@ class ReadStatements:
             ([Query(state=State.COMPLETED)], ["4"]),
             ([Query(state=State.FAILED)], ["2", "3"]),
             ([Query(state=State.FAILED, exhausted=True)], ["3"]),
+            ([Query(state=State.FAILED, waits_for_sender=True)], ["2"]),
             ([Query(state=State.PROCESSING, lease_over=True)], ["1", "5"]),
             ([Query(older_than_s=5)], ["1", "5"]),
             ([Query(text="%")], ["a%b"]),
@@ -145,13 +146,22 @@ class ReadStatements:
             found = [key.message_id for window in windows for key in window.keys]
             assert sorted(found) == sorted(id_ for id_ in ids if id_.startswith(text)), text
 
-    def test_exhausted_records_are_scanned(self, store: Store) -> None:
-        """Scan finds those that have failed permanently, and no others that failed."""
-        insert(store, [fresh("1"), fresh("2")])
-        _change(store, "1", state=State.FAILED)
-        _change(store, "2", state=State.FAILED, exhausted=True)
-        found = store.scan(Query(state=State.FAILED, exhausted=True))
-        assert [record.key.message_id for record in found] == ["2"]
+    def test_kinds_of_failed_records(self, store: Store) -> None:
+        """Scan tells those that have failed permanently, and those that wait for their sender, from
+        the others that failed; the latter are counted.
+        """
+        insert(store, [fresh(id_) for id_ in ("1", "2", "3", "4")])
+        _change(store, "1", state=State.FAILED, lease_until=None)
+        _change(store, "2", state=State.FAILED, lease_until=None, exhausted=True, attempts=0)
+        _change(store, "3", state=State.FAILED, lease_until=None, attempts=0)
+        _change(store, "4", state=State.FAILED, attempts=0)
+        for query, id_ in (
+            (Query(state=State.FAILED, exhausted=True), "2"),
+            (Query(state=State.FAILED, waits_for_sender=True), "3"),
+        ):
+            found = store.scan(query)
+            assert [record.key.message_id for record in found] == [id_]
+        assert {tally.for_sender for tally in store.tallies().values()} == {1}
 
 
 def _windows(store: Store, look: Look) -> list[Window]:

@@ -226,27 +226,31 @@ class TransactionRules:
         with pytest.raises(RefusedError, match="is completed"):
             ledger.happened(PARENT, by="bob")
 
-    def test_run_now(self, doing: Doing) -> None:
-        """What waits for its retry is due at once, and runs, its attempts counted on; what a worker
-        has begun, and what does not wait, is refused.
+    def test_reset_of_what_waits(self, doing: Doing) -> None:
+        """What waits for its retry is due at once, and runs: a delivery meanwhile is another copy.
+        What was never tried, and waits, is due, too. What a worker has begun is refused.
         """
         ledger, queue = doing.ledger, retries_of("billing")
         _fail_to_wait(ledger)
         assert isinstance(ledger.claim(PARENT), Waiting)
         assert doing.take(1, HOLD_S, queue=queue) == []
-        ledger.run_now(PARENT)
-        [taken] = doing.take(1, HOLD_S, queue=queue)
-        assert taken.error == "no"
-        assert _claim_taken(ledger).attempts == 2
-        for change in (ledger.run_now, ledger.cancel):
-            with pytest.raises(
-                RefusedError, match=r"is processing \(lease .*: a worker has it in hand"
-            ):
-                change(PARENT)
-            with pytest.raises(RefusedError, match="does not wait for a retry"):
-                change(key_of("other"))
+        doing.keep([replace(retry("b"), delay_s=600.0)])
+        for key in (PARENT, key_of("b")):
+            ledger.reset(key)
+        assert isinstance(ledger.claim(PARENT), Waiting)
+        assert [each.id for each in doing.take(9, HOLD_S, queue=queue)] == ["parent", "b"]
+        with pytest.raises(RefusedError, match="is not in the ledger"):
+            ledger.reset(key_of("b"))
+        assert _claim_taken(ledger).attempts == 1
+        with pytest.raises(
+            RefusedError, match=r"is processing \(lease .*: a worker has it in hand"
+        ):
+            ledger.discard(PARENT)
+        with pytest.raises(RefusedError, match="does not wait for a retry"):
+            ledger.discard(key_of("other"))
+        assert not any(tally.for_sender for tally in ledger.tallies().values())
 
-    def test_cancel(self, doing: Doing) -> None:
+    def test_discard(self, doing: Doing) -> None:
         """What waits for its retry becomes a dead letter, with who and why; it does not run before
         that is retried. What was never tried, and waits, becomes one, too.
         """
@@ -254,13 +258,13 @@ class TransactionRules:
         _fail_to_wait(ledger)
         doing.keep([retry("b")])
         for key in (PARENT, key_of("b")):
-            ledger.cancel(key, by="ann", why="withdrawn")
+            ledger.discard(key, by="ann", why="withdrawn")
         one, two = ledger.dead("billing")
-        assert (one.key, one.reason) == (PARENT, "cancelled by ann: withdrawn")
-        assert (two.key, two.reason) == (key_of("b"), "cancelled by ann: withdrawn")
+        assert (one.key, one.reason) == (PARENT, "discarded by ann: withdrawn")
+        assert (two.key, two.reason) == (key_of("b"), "discarded by ann: withdrawn")
         assert isinstance(ledger.claim(PARENT), Exhausted)
         assert [*ledger.waiting("billing")] == []
-        ledger.cancel(PARENT, by="ann", why="withdrawn")
+        ledger.discard(PARENT, by="ann", why="withdrawn")
         ledger.retry_dead([one.id, two.id])
         assert [each.id for each in doing.take(9, HOLD_S, queue=retries_of("billing"))] == [
             "parent",

@@ -10,11 +10,11 @@ from oncely.cli.commands import oncely
 def every_command(
     group: click.Group = oncely, path: str = "oncely"
 ) -> Iterator[tuple[str, click.Command]]:
-    """Those that do something, by their full names."""
+    """Those that do something, by their full names; not by the older name of one."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from every_command(command, f"{path} {name}")
-        else:
+        elif name == command.name:
             yield f"{path} {name}", command
 
 

@@ -3,6 +3,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from tests.integration.adapting import WRITE, Effects
 
 from oncely.adapters.celery import once_task
 from oncely.core.message import Message
-from oncely.core.policy import Finding, Policy
+from oncely.core.policy import Finding, Policy, at_most_once
 from oncely.ledger.ledger import Ledger, open_ledger
 
 URL, FOLDER, RESULTS = "ADAPTER_URL", "ADAPTER_FOLDER", "ADAPTER_RESULTS"
@@ -97,6 +98,14 @@ def _add_keyed(app: Celery, ledger: Ledger, effects: Effects) -> None:
     @app.task(name="mail")
     def mail(name: str) -> None:
         effects.add(name)
+
+    held: Any = once_task(ledger, policy=replace(at_most_once(), lease="1s"))
+
+    @app.task(name="die_once", base=held)
+    def die_once(name: str) -> int:
+        if (times := effects.add(name)) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return times
 
     numbered: Any = once_task(ledger, key=lambda number: number)
 

@@ -21,6 +21,7 @@ from tests.integration.callers import Place, place_at
 from tests.integration.celery_app import FOLDER, RESULTS, URL, application, client, ledger_in
 from tests.records import granted
 
+from oncely import ops
 from oncely._util.crash_points import ENVIRONMENT
 from oncely.adapters.celery import once_task
 from oncely.core.errors import ConfigError, ExhaustedError
@@ -102,6 +103,7 @@ def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     with worker(rabbitmq_url, tmp_path):
         _duplicates(shop)
         _failures(shop)
+        _dead_letters(shop)
         _busy(shop)
         _replaced(shop)
         _keys(shop)
@@ -137,6 +139,36 @@ def _failures(shop: Shop) -> None:
     with pytest.raises(ExhaustedError, match="no such account"):
         shop.answer("give_up", "e")
     assert shop.effects.count("e") == 2
+
+
+def _dead_letters(shop: Shop) -> None:
+    """What Celery gives up is a dead letter; when it is retried, the worker sends it again. What
+    succeeds after all is none any more.
+    """
+    with pytest.raises(ValueError, match="no such account"):
+        shop.answer("struggle", "given up", 4)
+    key = Key("struggle", "given up")
+    [letter] = wait_until(lambda: shop.ledger.mailbox.dead_of(key))
+    assert (letter.reason, letter.attempts) == ("ValueError: no such account", 4)
+    assert "in struggle" in (letter.error or "")
+    [row] = shop.ledger.mailbox.of(key)
+    assert (row.destination, row.is_set_aside) == ("celery", True)
+    changed = ops.retry_letters(shop.ledger, [letter.id], by="ann")
+    assert changed.next_steps == {letter.id: _SENT_AGAIN}
+    wait_until(lambda: found(shop.ledger, *key).state is State.COMPLETED)
+    assert shop.effects.count("given up") == 5
+    wait_until(lambda: not shop.ledger.mailbox.of(key))
+    # Once more, by its sender: the letter is there until it succeeds.
+    with pytest.raises(ValueError, match="no such account"):
+        shop.answer("struggle", "sent twice", 4)
+    key = Key("struggle", "sent twice")
+    wait_until(lambda: shop.ledger.mailbox.dead_of(key))
+    shop.send(*key, 4)
+    wait_until(lambda: found(shop.ledger, *key).state is State.COMPLETED)
+    wait_until(lambda: not shop.ledger.mailbox.of(key))
+
+
+_SENT_AGAIN = "due now: a worker of Celery sends it to its broker again"
 
 
 def _busy(shop: Shop) -> None:
@@ -238,6 +270,23 @@ def test_deaths(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     effects = [shop.effects.count(name) for name in ("a", "b", "c", "after death")]
     assert effects == [1, 1, 1, 1]
     assert found(shop.ledger, "die", "b").state is State.COMPLETED
+
+
+@pytest.mark.in_turn("processes are killed")
+def test_in_doubt(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """A task whose process is killed, and may not run twice, is in doubt, and then a dead letter:
+    once it is settled as not happened, the next worker sends it again.
+    """
+    key = Key("die_once", "a")
+    with worker(rabbitmq_url, tmp_path):
+        shop.send(*key)
+        wait_until(lambda: shop.ledger.mailbox.dead_of(key))
+    changed = ops.not_happened(shop.ledger, [found(shop.ledger, *key)], by="ann")
+    assert "of Celery" in changed.next_steps[key]
+    assert found(shop.ledger, *key).waits_for_sender
+    with worker(rabbitmq_url, tmp_path):
+        wait_until(lambda: found(shop.ledger, *key).state is State.COMPLETED)
+    assert shop.effects.count("a") == 2
 
 
 @pytest.mark.in_turn("processes are killed")

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.logs import of_event
 from tests.meddling import MeddlingStore, away
 from tests.records import granted
 
+from oncely import ops
 from oncely.adapters.dramatiq import OnceMiddleware
 from oncely.core import turn
 from oncely.core.errors import ConfigError
@@ -208,6 +210,30 @@ def test_failures(
     wait_until(lambda: left(rabbitmq_url) == (0, 1))
     assert len(actors.runs) == 5
     assert found(ledger, "refund", message.message_id).exhausted
+    [letter] = ledger.dead("refund")
+    assert (letter.message.id, letter.reason) == (message.message_id, "ValueError: no such account")
+
+
+def test_dead_letter(
+    broker: RabbitmqBroker, worker: dramatiq.Worker, actors: Actors, ledger: Ledger
+) -> None:
+    """What dramatiq has given up is a dead letter of the ledger; when it is retried, a worker sends
+    it again, also after a broker that did not take it.
+    """
+    broker.add_middleware(OnceMiddleware(ledger))
+    key = Key("charge", actors.declare("charge", fails=4).send("order").message_id)
+    worker.start()
+    [letter] = wait_until(lambda: ledger.mailbox.dead_of(key))
+    body = letter.message.body
+    assert (letter.message.type, letter.attempts) == ("charge", 4)
+    ops.retry_letters(ledger, [letter.id], message=replace(letter.message, body=b"{}"), by="ann")
+    wait_until(lambda: any(each.error for each in ledger.waiting("charge")))
+    ledger.discard(key)
+    [letter] = ledger.dead("charge")
+    ops.retry_letters(ledger, [letter.id], message=replace(letter.message, body=body), by="ann")
+    wait_until(lambda: found(ledger, *key).state is State.COMPLETED)
+    assert len(actors.runs) == 5
+    wait_until(lambda: not ledger.mailbox.of(key))
 
 
 def test_busy_and_away(

@@ -117,7 +117,7 @@ def test_one_entry_for_each_action(ledger: Ledger) -> None:
     others = [failed(ledger, "3"), failed(ledger, "4", "mail")]
     ops.forget(ledger, others, by="cid")
     assert noted(ledger) == [
-        ("ann", "reset", "billing", "1", 2, 1, "back"),
+        ("ann", "retried", "billing", "1", 2, 1, "back"),
         ("bob", "forgotten", "billing", "done", 1, 0, ""),
         ("cid", "forgotten", "", "3", 2, 0, ""),
     ]
@@ -158,10 +158,12 @@ def test_audit_that_fails(
     assert letters.audit_error == "StoreUnavailable: gone"
     assert events_in(caplog) == ["audit_not_completed"] * 2
     assert noted(ledger) == [
-        ("ann", "reset", "billing", "1", None, None, ""),
+        ("ann", "retried", "billing", "1", None, None, ""),
         ("ann", "dead_letter_discarded", "billing", "2", None, None, ""),
     ]
-    [change] = [each for each in ops.story(ledger, records[0].key).chapters if each.what == "reset"]
+    [change] = [
+        each for each in ops.story(ledger, records[0].key).chapters if each.what == "retried"
+    ]
     assert change.in_words(0.0) == "by ann, chosen 1, changed not known, refused not known"
 
 
@@ -181,7 +183,7 @@ def test_what_was_done_before_an_outage(ledger: Ledger, monkeypatch: pytest.Monk
     monkeypatch.setattr(ledger, "reset", once)
     with pytest.raises(StoreUnavailable, match=r"^gone; 1 of 2 were changed before that, whether"):
         ops.reset(ledger, records, by="ann")
-    assert noted(ledger) == [("ann", "reset", "billing", "1", 1, None, "")]
+    assert noted(ledger) == [("ann", "retried", "billing", "1", 1, None, "")]
     assert ledger.operations.audit()[0].changed_in_words() == "begun; at least 1 changed (of 2)"
 
 

@@ -84,11 +84,11 @@ CHANGES: Mapping[str, Sequence[_Change]] = {
         lambda at: ops.retry_letters(at.ledger, at.dead, message=_EDITED, by="ann"),
     ],
     "discard_letters": [lambda at: ops.discard_letters(at.ledger, at.dead, by="ann")],
-    "send_again": [lambda at: ops.send_again(at.ledger, at.refused, by="ann")],
-    "send_every_again": [lambda at: ops.send_every_again(at.ledger, by="ann")],
+    "retry_unsent": [lambda at: ops.retry_unsent(at.ledger, at.refused, by="ann")],
+    "retry_every_unsent": [lambda at: ops.retry_every_unsent(at.ledger, by="ann")],
     "discard_unsent": [lambda at: ops.discard_unsent(at.ledger, at.refused, by="ann")],
-    "run_now": [lambda at: ops.run_now(at.ledger, [_WAITS], by="ann")],
-    "cancel": [lambda at: ops.cancel(at.ledger, [_WAITS], by="ann")],
+    "retry": [lambda at: ops.retry(at.ledger, [_WAITS], by="ann")],
+    "discard_waiting": [lambda at: ops.discard_waiting(at.ledger, [_WAITS], by="ann")],
     "purge": [lambda at: ops.purge(at.ledger, "0s", by="ann")],
     "probe": [
         lambda at: ops.probe(at.ledger, at.doubt, lambda _: "happened", by="ann"),
@@ -187,8 +187,8 @@ else:
     ("how", "told", "left"),
     [
         # At which turn it dies, and of how many.
-        (("reset", "2", "3"), ("reset", "billing", "1", 3), [True, True, False]),
-        (("reset", "1", "1"), ("reset", "billing", "1", 1), [True, False, False]),
+        (("reset", "2", "3"), ("retried", "billing", "1", 3), [True, True, False]),
+        (("reset", "1", "1"), ("retried", "billing", "1", 1), [True, False, False]),
         (("purge", "2", "0"), ("purged", "", "", None), None),
     ],
 )
@@ -229,7 +229,7 @@ def test_killed_before_the_counts(
 def test_ids_that_are_not_usable(full: Full) -> None:
     """An id that no message can have is a mistake before anything is begun."""
     with pytest.raises(MessageError):
-        ops.run_now(full.ledger, [_WAITS, Key("billing", "a\0")], by="ann")
+        ops.retry(full.ledger, [_WAITS, Key("billing", "a\0")], by="ann")
     assert full.ledger.operations.audit() == []
 
 

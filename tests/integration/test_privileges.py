@@ -205,7 +205,9 @@ def operator(ledger: Ledger, admin: Ledger, _: str) -> Acts:
         "retry": lambda: ops.retry_letters(
             ledger, [waiting(admin, is_dead=True).number or 0], by="anna"
         ),
-        "cancel": lambda: ops.cancel(ledger, [waiting(admin, is_dead=False).parent], by="anna"),
+        "discard_waiting": lambda: ops.discard_waiting(
+            ledger, [waiting(admin, is_dead=False).parent], by="anna"
+        ),
         "discard": discard,
         "purge": purge,
         "tell": lambda: told(ledger),

@@ -1,14 +1,19 @@
 """What operators do, where no command shows it: notes, purges by policy, what changed meanwhile."""
 
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
 from tests.records import granted
 
 from oncely import ops
+from oncely.core.activity import Worker
 from oncely.core.errors import ConfigError
+from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
-from oncely.ledger.ledger import Ledger
+from oncely.core.waiting import WaitingMessage, retries_of, retry_name
+from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.ops.next_steps import next_steps
 from oncely.testing import ManualClock
 
 DAY_S = 86_400.0
@@ -64,6 +69,54 @@ def test_forget_what_has_changed(ledger: Ledger) -> None:
     assert "is completed: " in refusal.reason
     assert "nor one that has changed since it was found" in refusal.reason
     assert the(ledger, "c", "1").state is State.COMPLETED
+
+
+def test_what_comes_next(ledger: Ledger, clock: ManualClock) -> None:
+    """Who goes on with a message, or that nobody is there who could; said of each, in its state."""
+
+    def steps(*messages: str) -> list[str]:
+        found = next_steps(ledger, [Key("c", each) for each in messages])
+        return [found[Key("c", each)].partition(" since ")[0] for each in messages]
+
+    for id_ in ("waits", "asked for", "given up"):
+        failed(ledger, "c", id_)
+    completed(ledger, "c", "done")
+    claimed(ledger, "c", "held")
+    claimed(ledger, "c", "doubtful", "1s")
+    clock.advance(2)
+    ledger.reset(Key("c", "asked for"))
+    assert steps("asked for", "done", "held", "doubtful", "given up", "unknown") == [
+        "may run again; waits for its sender (a broker, an HTTP client, a script)",
+        "completed: nothing of it runs again",
+        "a worker is processing it now",
+        "in doubt: somebody has to settle it",
+        "failed: it runs when its sender sends it again",
+        "its next delivery is treated as new",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("destination", "who", "does"),
+    [
+        ("", "worker of 'c'", "takes it"),
+        ("celery", "worker of Celery", "sends it to its broker again"),
+    ],
+)
+def test_who_goes_on(sqlite_ledger_url: str, destination: str, who: str, does: str) -> None:
+    """What waits in the ledger is taken by a worker of its consumer, or sent by its framework's: if
+    one lives.
+    """
+    key, queue = Key("c", "1"), retries_of("c")
+    row = WaitingMessage("1", destination, Message("1"), key, queue=queue, name=retry_name(queue))
+    with closing(open_ledger(sqlite_ledger_url)) as ledger:
+        failed(ledger, *key)
+        ledger.mailbox.keep([row])
+        ledger.reset(key)
+        assert next_steps(ledger, [key]) == {key: f"due now: no {who} is running: start one"}
+        seen = ledger.now()
+        kind = destination or "consumer"
+        ledger.operations.keep_worker(Worker("w", kind, "c", "h", 1, "1", seen, seen, 0), [])
+        assert next_steps(ledger, [key]) == {key: f"due now: a {who} {does}"}
 
 
 # ---- Purging -----------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from oncely.core.change import Change
 from oncely.core.commands import (
     Acquire,
     Busy,
-    Cancel,
     Command,
     Company,
     Complete,
     Confirm,
     CountDelivery,
+    Discard,
     Duplicate,
     EndClaim,
     Exhausted,
@@ -35,7 +35,6 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
-    RunNow,
     Suspect,
     TooOld,
     Waiting,
@@ -90,8 +89,8 @@ FINISH = Finish(KEY)
 COUNT = CountDelivery(KEY)
 RESET = Reset(KEY, "ann", "paid by hand")
 HAPPENED = Happened(KEY, "ann", "paid by hand")
-RUN_NOW = RunNow(KEY)
-CANCEL = Cancel(KEY, "ann", "paid by hand")
+RESET_KEPT = Reset(KEY, "ann", "paid by hand", is_kept=True)
+DISCARD = Discard(KEY, "ann", "paid by hand")
 FORGET = Forget(KEY)
 DEAD = EndClaim(KEY, "ann", "paid by hand")
 
@@ -182,10 +181,10 @@ IN_DOUBT_NOW = then(
     version=RESET_ANEW,
 )
 """An operator says that its worker is dead, which has lost its claim."""
-CANCELLED = then(
+DISCARDED = then(
     State.FAILED,
     exhausted=True,
-    metadata={"tenant": "a", "error": "cancelled by ann", "cancelled": NOTE},
+    metadata={"tenant": "a", "error": "discarded by ann", "discarded": NOTE},
     version=RESET_ANEW,
 )
 """An operator lets it fail permanently."""
@@ -295,21 +294,13 @@ CELLS: list[Row] = [
     (EXHAUSTED, DEAD,     12,   Refused,   SAME),
     (COMPLETED, DEAD,     12,   Refused,   SAME),
 
-    (ABSENT,    RUN_NOW,  12,   Written,   SAME),
-    (HELD,      RUN_NOW,  9,    Refused,   SAME),
-    (IN_DOUBT,  RUN_NOW,  12,   Refused,   SAME),
-    (HANDLED,   RUN_NOW,  12,   Refused,   SAME),
-    (FAILED,    RUN_NOW,  12,   Written,   SAME),
-    (EXHAUSTED, RUN_NOW,  12,   Refused,   SAME),
-    (COMPLETED, RUN_NOW,  12,   Refused,   SAME),
-
-    (ABSENT,    CANCEL,   12,   Written,   SAME),
-    (HELD,      CANCEL,   9,    Refused,   SAME),
-    (IN_DOUBT,  CANCEL,   12,   Refused,   SAME),
-    (HANDLED,   CANCEL,   12,   Refused,   SAME),
-    (FAILED,    CANCEL,   12,   Written,   CANCELLED),
-    (EXHAUSTED, CANCEL,   12,   Refused,   SAME),
-    (COMPLETED, CANCEL,   12,   Refused,   SAME),
+    (ABSENT,    DISCARD,  12,   Written,   SAME),
+    (HELD,      DISCARD,  9,    Refused,   SAME),
+    (IN_DOUBT,  DISCARD,  12,   Refused,   SAME),
+    (HANDLED,   DISCARD,  12,   Refused,   SAME),
+    (FAILED,    DISCARD,  12,   Written,   DISCARDED),
+    (EXHAUSTED, DISCARD,  12,   Refused,   SAME),
+    (COMPLETED, DISCARD,  12,   Refused,   SAME),
 
     (ABSENT,    FORGET,   12,   Written,   GONE),
     (HELD,      FORGET,   9,    Refused,   SAME),
@@ -658,7 +649,7 @@ def test_every_cell_has_a_row() -> None:
     assert len(cells) == len(set(cells))
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
     held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
-    others = (Finish, CountDelivery, Reset, Happened, EndClaim, RunNow, Cancel, Forget)
+    others = (Finish, CountDelivery, Reset, Happened, EndClaim, Discard, Forget)
     assert set(cells) == set(product((Acquire, *held, *others), Standing))
     assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {
         ABSENT
@@ -814,28 +805,38 @@ def test_what_happened_is_said_again() -> None:
     assert isinstance(decide(stored, ASK, 13).outcome, Duplicate)
 
 
-def test_what_waits_runs_now() -> None:
-    """What is due later is due now, and whoever takes it then is granted it; its attempts stay."""
+def test_what_waits_is_reset() -> None:
+    """What is due later is due now, and only whoever takes it then is granted it; without its
+    message in the ledger it waits for its sender, until it runs.
+    """
     waits = BASE._replace(state=State.FAILED, lease_until=99.0)
-    due = decide(waits, RUN_NOW, 12).new
+    assert decide(None, RESET_KEPT, 12).outcome == Written(None)
+    due = decide(waits, RESET_KEPT, 12).new
     assert due is not None
-    assert due == waits._replace(lease_until=12.0, last_seen=12.0, version=waits.version + 1)
+    assert (due.lease_until, due.attempts, due.waits_for_sender) == (12.0, 0, False)
+    assert isinstance(decide(due, ASK, 12).outcome, Waiting)
     granted = decide(due, replace(ASK, is_taken=True), 12).outcome
     assert isinstance(granted, Granted)
-    assert granted.claim.attempts == waits.attempts + 1
+    assert granted.claim.attempts == 1
+    sent_for = decide(waits, RESET, 12).new
+    assert sent_for is not None
+    assert sent_for.waits_for_sender
+    run = decide(sent_for, ASK, 13).new
+    assert run is not None
+    assert not run.waits_for_sender
 
 
-def test_what_waits_is_cancelled() -> None:
-    """What was cancelled does not run; who did not hear the answer may say it again."""
+def test_what_waits_is_discarded() -> None:
+    """What was discarded does not run; who did not hear the answer may say it again."""
     waits = BASE._replace(state=State.FAILED, lease_until=99.0)
-    cancelled = decide(waits, CANCEL, 12).new
-    assert cancelled is not None
-    assert cancelled.lease_until is None
-    assert isinstance(decide(cancelled, replace(ASK, is_taken=True), 13).outcome, Exhausted)
-    assert decide(cancelled, CANCEL, 13).outcome == Written(
-        cancelled.version, is_repeated=True, record=cancelled
+    discarded = decide(waits, DISCARD, 12).new
+    assert discarded is not None
+    assert discarded.lease_until is None
+    assert isinstance(decide(discarded, replace(ASK, is_taken=True), 13).outcome, Exhausted)
+    assert decide(discarded, DISCARD, 13).outcome == Written(
+        discarded.version, is_repeated=True, record=discarded
     )
-    assert isinstance(decide(cancelled, replace(CANCEL, by="bob"), 13).outcome, Refused)
+    assert isinstance(decide(discarded, replace(DISCARD, by="bob"), 13).outcome, Refused)
 
 
 def test_of_two_that_send_the_newest_may_complete() -> None:

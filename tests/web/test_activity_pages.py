@@ -204,7 +204,7 @@ def test_audit(ledger: Ledger) -> None:
         ledger.fail(granted(ledger.claim(key)), "no", final=True)
         ops.reset(ledger, ops.find(ledger, key.message_id), by="anna", why="paid <by> hand")
     page = reader(ledger).get("/audit")
-    assert "anna reset billing m100 1 0 paid" in text(page)
+    assert "anna retried billing m100 1 0 paid" in text(page)
     assert "paid &lt;by&gt; hand" in page
     assert '<a href="/message?consumer=billing&amp;id=m100">' in page
     assert ">m0<" not in page

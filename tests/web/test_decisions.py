@@ -27,26 +27,34 @@ def records(page: str) -> list[str]:
     return [unescape(each) for each in re.findall(r'name="record" value="([^"]*)"', page)]
 
 
-def test_all_in_doubt_run_again(filled: Trouble, operator: Reader) -> None:
-    """From the overview: in doubt, all, run again, why, confirm. Nothing is changed before."""
+def test_all_in_doubt_did_not_happen(filled: Trouble, operator: Reader) -> None:
+    """From the overview: in doubt, all, did not happen, why, confirm. Nothing is changed before."""
     page = operator.get("/in-doubt")
-    asking = operator.send(page, "/records/confirm", decision="reset", every="yes")
-    assert "Run again: 2" in text(asking)
+    asking = operator.send(page, "/records/confirm", decision="not-happened", every="yes")
+    assert "Settle: it did not happen: 2" in text(asking)
     assert "2 of consumer billing" in text(asking)
     assert record_of(filled.ledger, ONE).attempts == 1
     done = operator.send(asking, "/records/change", why="the bank says no")
-    assert "2 may run again" in text(done)
+    assert "2 settled" in text(done)
+    step = "may run again; waits for its sender (a broker, an HTTP client, a script) since 20"
+    assert f"'order-1' (billing): {step}" in text(done)
     after = record_of(filled.ledger, ONE)
     assert (after.state, after.attempts) == (State.FAILED, 0)
     note = (after.metadata or {})["reset"]
     assert (note["by"], note["why"]) == ("anna", "the bank says no")
-    assert "Nothing is in doubt." in operator.get("/in-doubt")
+    page = text(operator.get("/in-doubt"))
+    assert "Nothing is in doubt." in page
+    assert "order-1 billing 20" in page
+    assert "2 waiting for their sender (oldest: 0 s)" in text(operator.get("/"))
+    assert "waits for its sender" in text(operator.get("/message", id="order-1"))
 
 
 def test_those_that_are_ticked(filled: Trouble, operator: Reader) -> None:
     """One of two is chosen; the other stays. Of one alone nobody has to say why."""
     page = operator.get("/in-doubt")
-    asking = operator.send(page, "/records/confirm", decision="reset", record=records(page)[:1])
+    asking = operator.send(
+        page, "/records/confirm", decision="not-happened", record=records(page)[:1]
+    )
     operator.send(asking, "/records/change", why="")
     found = [filled.ledger.find(key) for key in (ONE, TWO)]
     assert [each.attempts for each in found if each is not None] == [0, 1]
@@ -54,7 +62,7 @@ def test_those_that_are_ticked(filled: Trouble, operator: Reader) -> None:
 
 def test_nothing_is_ticked(operator: Reader) -> None:
     """Whoever has chosen nothing is told so, and has nothing to confirm."""
-    page = operator.send(operator.get("/in-doubt"), "/records/confirm", decision="reset")
+    page = operator.send(operator.get("/in-doubt"), "/records/confirm", decision="not-happened")
     assert "Nothing is chosen." in text(page)
     assert forms(page) == {}
 
@@ -69,7 +77,7 @@ def test_from_the_page_of_a_message(filled: Trouble, operator: Reader) -> None:
     operator.send(refused, "/records/change", why="sent by mistake")
     assert filled.ledger.find(ONE) is None
     for id_ in ("live", "order-5"):
-        words = re.findall(r'name="decision" value="(\w+)"', operator.get("/message", id=id_))
+        words = re.findall(r'name="decision" value="([\w-]+)"', operator.get("/message", id=id_))
         assert words == ([] if id_ == "live" else ["forget"])
 
 
@@ -94,10 +102,10 @@ def test_retry_of_letters(filled: Trouble, operator: Reader) -> None:
     asking = operator.send(operator.get("/failed"), "/letters/confirm", decision="retry", every="1")
     assert "1 of consumer shop" in text(asking)
     assert "order-3, ValueError: no such customer" in text(asking)
-    assert "1 will be handled again" in text(operator.send(asking, "/letters/change", why=""))
+    assert "1 retried" in text(operator.send(asking, "/letters/change", why=""))
     assert filled.fail() == []
     again = text(operator.send(asking, "/letters/change", why=""))
-    assert "0 will be handled again, 1 refused" in again
+    assert "0 retried, 1 refused" in again
     assert f"dead letter {number}: it is not there any more" in again
 
 
@@ -123,7 +131,7 @@ def test_edit(trouble: Trouble) -> None:
     assert "Write why" in reader.send(page, "/letters/edit", 400, type="x", body="{}", why=" ")
     body = '{\r\n "to": "anna"}'
     done = reader.send(page, "/letters/edit", type="order.fixed", body=body, why="no name")
-    assert "1 will be handled again" in text(done)
+    assert "1 retried" in text(done)
     [handled] = trouble.handled()
     assert (handled.body, handled.type) == (b'{\n "to": "anna"}', "order.fixed")
     assert handled.headers == {"trace": "on"}
@@ -184,12 +192,12 @@ def test_edit_gives_an_id(trouble: Trouble) -> None:
     ("to", "fields"),
     [
         ("/records/confirm", {"decision": "explode"}),
-        ("/records/confirm", {"decision": "reset", "record": "{"}),
-        ("/records/confirm", {"decision": "reset", "record": "[1]"}),
-        ("/records/change", {"decision": "reset", "record": "7"}),
-        ("/records/change", {"decision": "reset", "record": '["a", "b", Infinity]'}),
-        ("/records/change", {"decision": "reset", "record": "[" * 100_000}),
-        ("/waiting/change", {"decision": "cancel", "record": "[" * 100_000}),
+        ("/records/confirm", {"decision": "retry", "record": "{"}),
+        ("/records/confirm", {"decision": "retry", "record": "[1]"}),
+        ("/records/change", {"decision": "retry", "record": "7"}),
+        ("/records/change", {"decision": "retry", "record": '["a", "b", Infinity]'}),
+        ("/records/change", {"decision": "retry", "record": "[" * 100_000}),
+        ("/waiting/change", {"decision": "discard", "record": "[" * 100_000}),
         ("/letters/confirm", {}),
     ],
 )
@@ -204,7 +212,7 @@ def test_forms_that_are_not_ours(operator: Reader, to: str, fields: dict[str, st
 def test_unknown_names_in_a_form(operator: Reader) -> None:
     """Records and letters that are not there are left out, and named."""
     fields = forms(operator.get("/in-doubt"))["/records/confirm"]
-    data = {**fields, "decision": "reset", "record": '["nobody", "nothing", 1]'}
+    data = {**fields, "decision": "not-happened", "record": '["nobody", "nothing", 1]'}
     assert "'nothing' (nobody)" in text(operator.client.post("/records/confirm", data=data).text)
     data = {**fields, "decision": "retry", "id": ["999", "x"]}
     page = text(operator.client.post("/letters/confirm", data=data).text)
@@ -218,10 +226,10 @@ def test_it_happened(filled: Trouble, operator: Reader) -> None:
     """
     page = operator.get("/in-doubt")
     asking = operator.send(page, "/records/confirm", decision="happened", every="yes")
-    assert "It happened: 2 messages" in text(asking)
+    assert "Settle: it happened: 2 messages" in text(asking)
     granted(filled.ledger.claim(TWO))
     done = operator.send(asking, "/records/change", why="both are on the bill")
-    assert "1 completed, 1 refused" in text(done)
+    assert "1 settled, 1 refused" in text(done)
     one, two = (record_of(filled.ledger, key) for key in (ONE, TWO))
     assert (one.state, two.state) == (State.COMPLETED, State.PROCESSING)
     assert (one.metadata or {})["happened"]["by"] == "anna"
@@ -265,28 +273,28 @@ def test_what_is_not_refused_is_not_discarded(filled: Trouble, operator: Reader)
     assert "Discard: 0 messages" in text(asking)
 
 
-def test_a_retry_runs_now_or_is_cancelled(trouble: Trouble) -> None:
+def test_a_retry_is_due_or_discarded(trouble: Trouble) -> None:
     """What waits is due at once; or a dead letter, for which somebody has to say why."""
     trouble.wait(Message("order-7"))
     trouble.wait(Message("order-8"))
     operator = Reader(dashboard(trouble.ledger, auth=as_user()))
     page = operator.get("/waiting")
     one, two = records(page)
-    asking = operator.send(page, "/waiting/confirm", decision="run-now", record=one)
-    assert "1 due now" in text(operator.send(asking, "/waiting/change", why=""))
+    asking = operator.send(page, "/waiting/confirm", decision="retry", record=one)
+    assert "1 retried" in text(operator.send(asking, "/waiting/change", why=""))
     [soon, later] = trouble.ledger.waiting("shop")
     assert soon.due is not None
     assert soon.due <= trouble.ledger.now()
-    asking = operator.send(page, "/waiting/confirm", decision="cancel", record=two)
+    asking = operator.send(page, "/waiting/confirm", decision="discard", record=two)
     asking = operator.send(asking, "/waiting/change", 400, why="")
     assert "Write why" in text(asking)
-    assert "1 cancelled" in text(operator.send(asking, "/waiting/change", why="withdrawn"))
+    assert "1 discarded" in text(operator.send(asking, "/waiting/change", why="withdrawn"))
     [letter] = trouble.ledger.dead("shop")
     assert letter.key == later.key
 
 
 def test_refused_messages(trouble: Trouble) -> None:
-    """What the broker has refused is sent again, or discarded, with a reason."""
+    """What the broker has refused is retried, or discarded, with a reason."""
     for id_ in ("order-7", "order-8"):
         trouble.defer(id_)
     refusing = StoreTransport(MemoryStore())
@@ -295,8 +303,8 @@ def test_refused_messages(trouble: Trouble) -> None:
     page = operator.get("/outbox")
     assert "mails 0 2 " in text(page)
     one, two = re.findall(r'name="id" value="(\d+)"', page)
-    asking = operator.send(page, "/unsent/confirm", decision="send-again", id=one)
-    assert "1 will be sent again" in text(operator.send(asking, "/unsent/change", why=""))
+    asking = operator.send(page, "/unsent/confirm", decision="retry", id=one)
+    assert "1 retried" in text(operator.send(asking, "/unsent/change", why=""))
     assert trouble.ledger.mailbox.backlog().waiting == 1
     asking = operator.send(page, "/unsent/confirm", decision="discard", id=[one, two])
     assert "message " + one in asking
@@ -319,9 +327,9 @@ def test_a_change_that_is_not_in_the_audit(trouble: Trouble, tmp_path: Path) -> 
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         for path, to, decision, choice in (
             ("/in-doubt", "/records", "happened", "record"),
-            ("/waiting", "/waiting", "run-now", "record"),
+            ("/waiting", "/waiting", "retry", "record"),
             ("/failed", "/letters", "retry", "id"),
-            ("/outbox", "/unsent", "send-again", "id"),
+            ("/outbox", "/unsent", "retry", "id"),
         ):
             page = operator.get(path)
             [chosen] = re.findall(rf'type="checkbox" name="{choice}" value="([^"]*)"', page)
@@ -334,7 +342,7 @@ def test_a_change_that_is_not_in_the_audit(trouble: Trouble, tmp_path: Path) -> 
             connection.execute(refusing.format("UPDATE"))
             done = text(operator.send(asking, f"{to}/change", why=""))
             connection.execute("DROP TRIGGER no")
-            assert re.search(r"\b1 (completed|will|due)", done)
+            assert re.search(r"\b1 (settled|retried)", done)
             assert "Done, but the audit does not say how many were changed: " in done
             assert "full" in done
     assert [each.refused for each in trouble.ledger.operations.audit()] == [None] * 4

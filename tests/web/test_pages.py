@@ -30,7 +30,7 @@ def test_overview_of_trouble(filled: Trouble, operator: Reader) -> None:
     assert '<a href="/failed">1 dead letter</a>' in page
     assert '<a href="/outbox">1 deferred message not sent (oldest: 2 min)</a>' in page
     said = text(page)
-    assert "in doubt 2 oldest 1 h 2 min dead letters 1" in said
+    assert "in doubt 2 oldest 1 h 2 min waiting for their sender 0 dead letters 1" in said
     assert "waiting to be sent 1 oldest 2 min" in said
     assert "oldest due" not in said
     filled.clock.advance(540)
@@ -149,7 +149,7 @@ def test_story_of_a_change_of_many(trouble: Trouble) -> None:
     reader = Reader(dashboard(trouble.ledger))
     for key in keys:
         page = text(reader.get("/message", id=key.message_id))
-        assert "(1 min ago) reset by anna, why the bank is back" in page
+        assert "(1 min ago) retried by anna, why the bank is back" in page
 
 
 def test_story_of_discarded_letters(trouble: Trouble) -> None:
@@ -386,7 +386,7 @@ def test_nothing_of_others_is_markup(trouble: Trouble) -> None:
         reader.get("/messages", 400, consumer=f"{HOSTILE}4"),
     ]
     for form, page in {"/records/confirm": pages[1], "/letters/confirm": pages[2]}.items():
-        name = "reset" if "records" in form else "retry"
+        name = "not-happened" if "records" in form else "retry"
         confirm = reader.send(page, form, decision=name, every="yes")
         done = reader.send(confirm, form.replace("confirm", "change"), why=HOSTILE)
         pages += [confirm, done]

@@ -105,7 +105,7 @@ def test_no_button_without_a_probe(trouble: Trouble) -> None:
     assert "probe" in buttons(with_probe.get("/message", id="order-1"))
     assert "probe" not in buttons(with_probe.get("/message", id="order-2"))
     done = probed(with_probe)
-    assert "1 decided by the probe, 1 refused" in done
+    assert "1 settled by the probe, 1 refused" in done
     assert "'order-2' (mailing): its consumer has no probe here" in done
     assert record(trouble, "order-2", "mailing").state is State.PROCESSING
 
@@ -114,7 +114,7 @@ def test_a_probe_decides(trouble: Trouble) -> None:
     """What it finds out is done, and is in the audit with who asked and why."""
     trouble.doubt(*ANSWERS)
     done = probed(reader(trouble, billing=answering))
-    assert "2 decided by the probe, 1 refused" in done
+    assert "2 settled by the probe, 1 refused" in done
     assert "'order-1' (billing): happened" in done
     assert "'order-2' (billing): not happened" in done
     assert "'order-3' (billing): unknown" in done
@@ -125,8 +125,8 @@ def test_a_probe_decides(trouble: Trouble) -> None:
         (each.by, each.action, each.message_id, each.changed, each.why)
         for each in reversed(trouble.ledger.operations.audit())
     ] == [
-        ("anna", "happened", "order-1", 1, "probe: happened; the log is back"),
-        ("anna", "reset", "order-2", 1, "probe: not happened; the log is back"),
+        ("anna", "settled_happened", "order-1", 1, "probe: happened; the log is back"),
+        ("anna", "settled_not_happened", "order-2", 1, "probe: not happened; the log is back"),
         ("anna", "probed", "order-3", 0, "probe: unknown; the log is back"),
     ]
 
@@ -148,7 +148,7 @@ def test_what_the_audit_does_not_take_is_left(
     monkeypatch.setattr(SqlStore, "note", once)
     trouble.doubt(*ANSWERS)
     done = probed(reader(trouble, billing=answering))
-    assert "1 decided by the probe, 2 refused" in done
+    assert "1 settled by the probe, 2 refused" in done
     assert "'order-1' (billing): happened" in done
     assert "'order-2' (billing): nothing was changed, as the audit cannot be written: gone" in done
     assert record(trouble, "order-2").state is State.PROCESSING
@@ -169,7 +169,7 @@ def test_a_probe_that_raises(trouble: Trouble, error: BaseException, said: str) 
 
     trouble.doubt("order-1")
     done = probed(reader(trouble, billing=broken))
-    assert "0 decided by the probe, 1 refused" in done
+    assert "0 settled by the probe, 1 refused" in done
     assert f"'order-1' (billing): unknown: {said}" in done
     assert record(trouble, "order-1").state is State.PROCESSING
 

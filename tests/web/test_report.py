@@ -62,7 +62,7 @@ def test_sections_of_trouble(filled: Trouble) -> None:
     assert list(found) == ["", *SECTIONS]
     assert "sqlite:///ledger.db As of 20" in found[""]
     assert "Stuck 2 in doubt (oldest: 1 h 2 min) 1 dead letter" in found[""]
-    assert "decide: oncely settle ." in found["in-doubt"]
+    assert "settle it: oncely settle ." in found["in-doubt"]
     assert "message id order-3 attempts 1" in found["samples"]
     assert "Traceback (most recent call last):" in found["samples"]
     assert "texts for texts (shop) 1 no queue 'texts'" in found["outbox"]

@@ -25,7 +25,7 @@ def posted(reader: Reader, to: str = "/records/confirm", **changes: str) -> int:
     """Send a form that is right but for these headers, or fields; return the status."""
     fields = forms(reader.get("/in-doubt"))["/records/confirm"]
     headers = {name.replace("_", "-"): changes.pop(name) for name in [*changes] if name != "csrf"}
-    data = {**fields, "decision": "reset", "every": "yes", **changes}
+    data = {**fields, "decision": "not-happened", "every": "yes", **changes}
     return reader.client.post(to, data=data, headers=headers).status_code
 
 
@@ -57,7 +57,9 @@ def test_only_operators_change(filled: Trouble, to: str, auth: object) -> None:
     """Neither a viewer nor somebody unknown changes anything, whatever they send."""
     client = TestClient(dashboard(filled.ledger, auth=auth), base_url=SITE)  # type: ignore[arg-type]
     before = filled.ledger.find(Key("billing", "order-1"))
-    answer = client.post(to, data={"decision": "reset", "every": "yes"}, headers={"origin": SITE})
+    answer = client.post(
+        to, data={"decision": "not-happened", "every": "yes"}, headers={"origin": SITE}
+    )
     assert answer.status_code == 403
     assert "Only operators may change anything" in answer.text
     assert filled.ledger.find(Key("billing", "order-1")) == before
@@ -86,7 +88,7 @@ def test_without_origin(operator: Reader) -> None:
     """A form of which nobody says where it is from is refused."""
     page = operator.get("/in-doubt")
     del operator.client.headers["origin"]
-    operator.send(page, "/records/confirm", 403, decision="reset", every="yes")
+    operator.send(page, "/records/confirm", 403, decision="not-happened", every="yes")
 
 
 def test_token_of_another_user(filled: Trouble) -> None:
@@ -97,7 +99,9 @@ def test_token_of_another_user(filled: Trouble) -> None:
         return User(next(names), Role.OPERATOR)
 
     reader = Reader(dashboard(filled.ledger, auth=auth))
-    reader.send(reader.get("/in-doubt"), "/records/confirm", 403, decision="reset", every="yes")
+    reader.send(
+        reader.get("/in-doubt"), "/records/confirm", 403, decision="not-happened", every="yes"
+    )
 
 
 @pytest.mark.parametrize(("secret", "status"), [(None, 403), ("the same", 200)])
@@ -110,7 +114,7 @@ def test_several_processes(filled: Trouble, secret: str | None, status: int) -> 
     )
     page = makes.get("/in-doubt")
     takes.client.cookies = makes.client.cookies
-    takes.send(page, "/records/confirm", status, decision="reset", every="yes")
+    takes.send(page, "/records/confirm", status, decision="not-happened", every="yes")
     with pytest.raises(ConfigError, match="secret: it is empty"):
         dashboard(filled.ledger, secret=" ")
 
@@ -338,8 +342,10 @@ def test_mounted(filled: Trouble, root: str) -> None:
             seen |= new
             paths += new
     assert len(seen) > 20
-    asking = reader.send(reader.get("/in-doubt"), "/records/confirm", decision="reset", every="y")
-    assert "2 may run again" in text(reader.send(asking, "/records/change", why="x"))
+    asking = reader.send(
+        reader.get("/in-doubt"), "/records/confirm", decision="not-happened", every="y"
+    )
+    assert "2 settled" in text(reader.send(asking, "/records/change", why="x"))
 
 
 def test_page_that_is_here(operator: Reader) -> None:

@@ -162,12 +162,12 @@ def test_decisions(filled: Trouble) -> None:
     reader = Reader(guarded(filled.ledger))
     reader.get("/", token=TOKEN)
     page = reader.get("/in-doubt")
-    fields = {**forms(page)["/records/confirm"], "decision": "reset", "every": "yes"}
+    fields = {**forms(page)["/records/confirm"], "decision": "not-happened", "every": "yes"}
     program = stranger(reader.app, **BEARER, origin=SITE)
     assert program.post("/records/confirm", data=fields).status_code == 403
     unknown = stranger(reader.app, origin=SITE)
     assert unknown.post(f"/records/confirm?token={TOKEN}", data=fields).status_code == 401
-    asking = reader.send(page, "/records/confirm", decision="reset", every="yes")
-    assert "2 may run again" in text(reader.send(asking, "/records/change", why="x"))
+    asking = reader.send(page, "/records/confirm", decision="not-happened", every="yes")
+    assert "2 settled" in text(reader.send(asking, "/records/change", why="x"))
     found = record_of(filled.ledger, Key("billing", "order-1"))
     assert (found.metadata or {})["reset"]["by"] == "token holder"

@@ -2,11 +2,14 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from oncely._util.event_log import EventLog
-from oncely.core.commands import Duplicate, Handled
-from oncely.core.errors import ConfigError, OncelyError, StoreError
+from oncely.core.commands import Duplicate, Exhausted, Handled
+from oncely.core.errors import ConfigError, OncelyError, StoreError, describe
+from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.turn import Turn, after_refusal
 from oncely.core.verdicts import Ack, Verdict
@@ -15,6 +18,7 @@ from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.failures import log_failure
 from oncely.lifecycle.heartbeat import AWAY
 from oncely.lifecycle.lifecycle import Lifecycle
+from oncely.lifecycle.retry_queue import RetryQueue
 from oncely.lifecycle.transacting import run, run_async
 from oncely.lifecycle.work import Work, run_new, run_new_async
 from oncely.lifecycle.wrapping import name_of
@@ -70,6 +74,7 @@ class Attempt:
         lifecycle.ledger.recorder.handles_as(kind, lifecycle.consumer)
         self._is_followed = is_followed and lifecycle.keeps_result
         self._lifecycle = lifecycle.followed if self._is_followed else lifecycle
+        self._kind = kind
         self._source = source
         self.turn = turn
 
@@ -80,6 +85,13 @@ class Attempt:
         else:
             self.result = run_new(Work(self._lifecycle, self.turn), call)
         self._lifecycle.outage.over("claims")
+        claim = self.turn.claim
+        if claim is not None and claim.former is not None:
+            # What an earlier attempt has left is no dead letter any more.
+            ledger = self._lifecycle.ledger
+            with suppress(StoreError):
+                if letters := ledger.mailbox.dead_of(claim.key):
+                    ledger.discard_dead([letter.id for letter in letters])
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
@@ -128,6 +140,21 @@ class Attempt:
         """As `finish`, for an async handler."""
         if self._is_followed and not self.is_repeated:
             await self._lifecycle.finish(self._lifecycle.async_driver, [self.turn])
+
+    def keep_dead(self, type_: str, body: bytes, error: BaseException) -> None:
+        """Keep the message as a dead letter, since the framework has given it up because of that
+        error; `body` is what a Resender sends.
+        """
+        turn, ledger, reason = self.turn, self._lifecycle.ledger, describe(error)
+        if not ledger.can_defer:
+            return
+        if isinstance(turn.outcome, Exhausted):
+            # It is refused because it had failed before.
+            reason = turn.outcome.record.error or reason
+        turn.message = Message(turn.message_id or "", body, type_)
+        rows = RetryQueue(self._lifecycle.consumer).dead_letters(turn, reason)
+        # In place of what a Resender has just sent, and is about to remove.
+        ledger.mailbox.keep((), [replace(row, destination=self._kind) for row in rows])
 
     def verdict(self, error: Exception) -> Verdict | None:
         """What follows after `error` was raised; None if the handler itself has failed."""

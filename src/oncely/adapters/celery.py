@@ -6,16 +6,19 @@ from functools import cached_property
 from inspect import getattr_static, signature
 from typing import Any, ClassVar
 
-from celery import Celery, Task
-from celery.bootsteps import Step
+from celery import Celery, Signature, Task
+from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import task_success
+from celery.signals import task_failure, task_success
 from celery.states import SUCCESS
+from kombu.serialization import dumps, loads
 
 from oncely.adapters.attempt import Attempt, check_ledger, session_parameter
+from oncely.adapters.resender import Resender
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
+from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import Delay
@@ -48,7 +51,8 @@ def once_task(
     runs again later, and that does not count as a retry of Celery. A worker does not start on a
     ledger that was not migrated. A refused task fails with an error that says why, which
     `autoretry_for` does not see. An error of the task, also Celery's Retry, is recorded and raised
-    unchanged.
+    unchanged. A task that a worker has failed is a dead letter, where the ledger is in SQL: when
+    people retry it, a worker sends it again.
 
     With `transaction`, a SQLAlchemy Engine or sessionmaker, the task's function gets a connection
     or session as its last parameter, by name. Its writes and the claim are one transaction: all of
@@ -103,6 +107,7 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
         turn.serializer = self.keeps
         is_followed = bool(request.callbacks or request.chain or request.chord)
         attempt = Attempt("celery", self._lifecycle, turn, self.source, is_followed=is_followed)
+        request.attempt = attempt
         try:
             ignored = self._attempt(attempt, args, kwargs)
         except Exception as error:
@@ -115,7 +120,6 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
             raise ignored
         if attempt.is_repeated:
             self._end_repeated(attempt)
-        request.attempt = attempt
         return attempt.result
 
     def _end_repeated(self, attempt: Attempt) -> None:
@@ -186,16 +190,48 @@ def _finish(sender: Task, **_: Any) -> None:
         attempt.finish()
 
 
+def _keep_dead(sender: Task, exception: BaseException, **_: Any) -> None:
+    request = sender.request
+    if (attempt := request.get("attempt")) is not None and not request.is_eager:
+        # As it was sent; but its time may be over by then, and a chord has counted the failure.
+        again = {"retries": 0, "expires": None, "chord": None}
+        sent = sender.signature_from_request(request, **again)
+        _, _, text = dumps(sent, "json")  # type: ignore[no-untyped-call]  # It has no types.
+        attempt.keep_dead(sender.name, bytes(text, "utf-8"), exception)
+
+
 task_success.connect(_finish)
+task_failure.connect(_keep_dead)
 
 
-class _LedgerStep(Step):  # type: ignore[misc]  # It has no types.
-    """Ends a worker at its start whose tasks have a ledger that cannot be used."""
+class _LedgerStep(StartStopStep):  # type: ignore[misc]  # It has no types.
+    """Ends a worker at its start whose tasks have a ledger that cannot be used, and sends again
+    the dead letters of its tasks that people retry.
+    """
+
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **_: Any) -> None:
-        tasks = [task for task in worker.app.tasks.values() if isinstance(task, OnceTask)]
-        for ledger in {task.like.ledger for task in tasks}:
+        self._consumers: dict[Ledger, set[str]] = {}
+        self._resenders: list[Resender] = []
+        for task in worker.app.tasks.values():
+            if isinstance(task, OnceTask):
+                consumers = self._consumers.setdefault(task.like.ledger, set())
+                consumers.add(task._lifecycle.consumer)
+        for ledger in self._consumers:
             check_ledger(ledger)
+
+    def start(self, worker: Any) -> None:
+        def send(message: Message) -> None:
+            found = loads(message.body, "application/json", "utf-8")  # type: ignore[no-untyped-call]
+            Signature.from_dict(found, worker.app).apply_async()
+
+        for ledger, consumers in self._consumers.items():
+            self._resenders.append(Resender(ledger, "celery", consumers, send))
+
+    def stop(self, _: Any) -> None:
+        for resender in self._resenders:
+            resender.close()
 
 
 def _is_bound(task: type[OnceTask]) -> bool:

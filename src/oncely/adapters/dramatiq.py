@@ -7,14 +7,17 @@ from inspect import unwrap
 from typing import Any
 
 from dramatiq import Actor, Broker, Middleware, Worker
+from dramatiq import Message as BrokerMessage
 from dramatiq.broker import MessageProxy
 from dramatiq.middleware import GroupCallbacks, MiddlewareError, SkipMessage
 from dramatiq.results import Results
 
 from oncely.adapters.attempt import Attempt, StartError, check_ledger, session_parameter
+from oncely.adapters.resender import Resender
 from oncely.core.durations import Duration
 from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
+from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.turn import Turn
 from oncely.core.verdicts import DeadLetter, Delay
@@ -36,7 +39,8 @@ class OnceMiddleware(Middleware):
     it, neither callbacks nor the rest of a pipeline. A message that is busy, or whose store is
     unavailable, is enqueued again with a delay. A worker does not start on a ledger that was not
     migrated. A refused message goes to dramatiq's dead letters. An error of the actor is recorded
-    and raised unchanged, so that Retries decides.
+    and raised unchanged, so that Retries decides. What goes to dramatiq's dead letters is a dead
+    letter of the ledger, too, where that is in SQL: when people retry it, a worker sends it again.
 
     With `transaction`, a SQLAlchemy Engine or sessionmaker, actors get a connection or session as
     their last parameter, by name. Their writes and the claim are one transaction: all of it is
@@ -98,6 +102,27 @@ class OnceMiddleware(Middleware):
         except StartError as error:
             raise _WorkerError(str(error)) from None
 
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:  # noqa: ARG002
+        """Send what people retry to the broker."""
+
+        def send(message: Message) -> None:
+            found: BrokerMessage[Any] = BrokerMessage.decode(message.body)
+            broker.enqueue(found.copy(options={"retries": 0}))
+
+        actors = (broker.get_actor(name) for name in broker.get_declared_actors())
+        ours = {each.actor_name for each in actors if each.options.get("once") is not False}
+        self._resender = Resender(self._ledger, "dramatiq", ours, send)
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:  # noqa: ARG002
+        """Send nothing more."""
+        self._resender.close()
+
+    def before_nack(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
+        """Keep what dramatiq has given up."""
+        if (failed := vars(message).get(_FAILED)) is not None:
+            attempt, error = failed
+            attempt.keep_dead(message.actor_name, message.encode(), error)
+
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
         """What follows the message is sent."""
         if (attempt := vars(message).get(_ATTEMPT)) is not None:
@@ -155,8 +180,8 @@ class OnceMiddleware(Middleware):
 
 _FOLLOWED = ("on_success", "pipe_target", "group_completion_callbacks")
 """Options by which dramatiq sends another message after one."""
-_ATTEMPT = "oncely_attempt"
-"""A message's attribute: the attempt that has succeeded."""
+_ATTEMPT, _FAILED = "oncely_attempt", "oncely_failed"
+"""A message's attributes: the attempt that has succeeded, and the one that has failed, with why."""
 
 
 class _WorkerError(StartError, MiddlewareError):
@@ -173,6 +198,7 @@ def _attempted(
     try:
         attempt.run(call)
     except Exception as error:
+        vars(message)[_FAILED] = attempt, error
         match attempt.verdict(error):
             case Delay(delay_s):
                 # Not by Retries, which would count it.

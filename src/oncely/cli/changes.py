@@ -1,4 +1,4 @@
-"""`oncely settle`, `reset`, `run-now`, `cancel` and `forget`: decisions about records."""
+"""`oncely settle`, `retry`, `discard` and `forget`: decisions about messages with a record."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from oncely.cli import options
 from oncely.cli.options import Note
 from oncely.cli.records import one_record
 from oncely.cli.terminal import Progress, agreed, put_json, say, tell_audit
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.shown import shown
 from oncely.core.state_words import RESETTABLE, STATES
 
@@ -46,13 +46,21 @@ def _many_options(states: Sequence[str]) -> Callable[[options.Command], options.
     )
 
 
-@options.command("reset", "oncely reset --consumer billing --state failed --why 'fixed in 2.1'")
+@options.command("retry", "oncely retry --consumer billing --state failed --why 'fixed in 2.1'")
 @_many_options(RESETTABLE)
-def reset(filters: "ops.Selection", **typed: Any) -> int:
-    """Allow failed and in-doubt messages to run again: at once if the ledger has the message,
-    waiting or as a dead letter, else with its next delivery.
+def retry(ledger: "Ledger", message_id: str | None, filters: "ops.Selection", **typed: Any) -> int:
+    """Retry messages that failed, are in doubt, or wait for their retry: at once if the ledger has
+    the message, waiting or as a dead letter, else as soon as its sender sends it again. The older
+    name of the command is reset.
     """
-    return _change("reset", "reset", ops.reset, RESETTABLE, filters=filters, **typed)
+    consumer = filters.consumer
+    has_none = message_id is not None and not ops.find(ledger, message_id, consumer)
+    # It may wait, and was never tried: behind another of its ordering key, say.
+    if has_none and (keys := ops.waiting_keys(ledger, message_id or "", consumer)):
+        changed = ops.retry(ledger, [_one(keys)], **typed["note"])
+        return _told(changed, "retried", as_json=typed["as_json"])
+    typed |= {"ledger": ledger, "message_id": message_id, "filters": filters}
+    return _change("retry", "retried", ops.reset, RESETTABLE, **typed)
 
 
 @options.command("forget", "oncely forget order-17 --consumer billing --why 'sent by mistake'")
@@ -133,7 +141,7 @@ def _change(
 
 @options.command("settle", "oncely settle order-17 --happened --why 'it is on the bill'")
 @options.flag("--happened", "it has: the message is completed, and nothing of it runs again")
-@options.flag("--not-happened", "it has not: the message runs again, as after reset")
+@options.flag("--not-happened", "it has not: the message is retried")
 @options.option(
     "--probe",
     "module:function",
@@ -168,43 +176,46 @@ def settle(
     if asked is not None:
         return _probed(ops.probe(ledger, record, asked, **note), as_json=as_json)
     decide = ops.happened if happened else ops.not_happened
-    changed = decide(ledger, [record], **note)
-    return _told(changed, "completed" if happened else "reset", as_json=as_json)
+    return _told(decide(ledger, [record], **note), "settled", as_json=as_json)
 
 
 def _probed(found: "ops.Probed", *, as_json: bool) -> int:
     """Report what a probe has found; return 1 where it does not know, or that is refused."""
-    done = "completed" if found.finding == "happened" else "reset"
     if as_json:
         told = {"finding": found.finding, "error": found.error}
-        put_json(_as_dict(found.changed, done) | told)
+        put_json(_as_dict(found.changed, "settled") | told)
     elif found.finding == "unknown":
         error = "" if found.error is None else f": {found.error}"
         say(f"oncely: the probe does not know{error}")
     else:
-        _tell(found.changed, done)
+        _tell(found.changed, "settled")
     tell_audit(found.changed.audit_error)
     return int(not found.changed.done)
 
 
-@options.command("run-now", "oncely run-now order-21 --why 'the bank is back'")
+@options.command("discard", "oncely discard order-21 --why 'withdrawn'")
 @_one_record_options
-def run_now(
-    ledger: "Ledger", message_id: str, consumer: str | None, note: Note, as_json: bool
-) -> int:
-    """Let a message that waits for its retry be due at once."""
-    key = ops.waiting_key(ledger, message_id, consumer)
-    return _told(ops.run_now(ledger, [key], **note), "due now", as_json=as_json)
-
-
-@options.command("cancel", "oncely cancel order-21 --why 'withdrawn'")
-@_one_record_options
-def cancel(
+def discard(
     ledger: "Ledger", message_id: str, consumer: str | None, note: Note, as_json: bool
 ) -> int:
     """Make a dead letter of a message that waits for its retry."""
-    key = ops.waiting_key(ledger, message_id, consumer)
-    return _told(ops.cancel(ledger, [key], **note), "cancelled", as_json=as_json)
+    keys = ops.waiting_keys(ledger, message_id, consumer)
+    if not keys:
+        of = "" if consumer is None else f" ({consumer})"
+        raise RefusedError(
+            f"{message_id!r}{of} does not wait for a retry; to remove a dead letter, type: "
+            "oncely dead discard NUMBER"
+        )
+    changed = ops.discard_waiting(ledger, [_one(keys)], **note)
+    return _told(changed, "discarded", as_json=as_json)
+
+
+def _one(keys: "Sequence[Key]") -> "Key":
+    """The only one of these, of one message id."""
+    if len(keys) > 1:
+        whose = ", ".join(key.consumer for key in keys)
+        raise ConfigError(f"{keys[0].message_id!r} waits for {whose}; name one with --consumer")
+    return keys[0]
 
 
 def _told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
@@ -220,7 +231,8 @@ def _told(changed: "ops.Changed[Key]", done: str, *, as_json: bool) -> int:
 def _tell(changed: "ops.Changed[Key]", done: str) -> None:
     why = f": {changed.why}" if changed.why else ""
     for key in changed.done:
-        print(shown(f"{done} {key.message_id!r} ({key.consumer}) by {changed.by}{why}"))
+        step = f"; {step}" if (step := changed.next_steps.get(key)) else ""
+        print(shown(f"{done} {key.message_id!r} ({key.consumer}) by {changed.by}{why}{step}"))
     for refusal in changed.refused:
         say(f"oncely: {refusal.reason}")
     if len(changed.done) + len(changed.refused) > 1:
@@ -229,7 +241,7 @@ def _tell(changed: "ops.Changed[Key]", done: str) -> None:
 
 def _as_dict(changed: "ops.Changed[Key]", done: str) -> dict[str, Any]:
     return {
-        done.replace(" ", "_"): [key._asdict() for key in changed.done],
+        done: [{**key._asdict(), "next": changed.next_steps.get(key)} for key in changed.done],
         "refused": [{**key._asdict(), "reason": reason} for key, reason in changed.refused],
         "by": changed.by,
         "why": changed.why,

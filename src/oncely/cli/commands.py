@@ -8,7 +8,7 @@ from click.exceptions import Exit, NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
 from oncely.cli import options
-from oncely.cli.changes import cancel, forget, reset, run_now, settle, worker
+from oncely.cli.changes import discard, forget, retry, settle, worker
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
 from oncely.cli.demo import demo
@@ -46,7 +46,7 @@ SECTIONS: Mapping[str, Sequence[click.Command]] = {
         *(status, activity, workers, list_records, show),
         *(waiting, queue, runs, audit, web, report),
     ),
-    "Change": (dead, outbox, settle, reset, run_now, cancel, forget, worker),
+    "Change": (settle, retry, discard, dead, outbox, forget, worker),
     "Maintain": (check, purge, archive),
 }
 _EXAMPLES: Mapping[str, str] = {
@@ -86,6 +86,12 @@ def oncely() -> None:
     """Process every message once, over one ledger."""
 
 
+# The older name of the command, which stays.
+oncely.add_command(retry, "reset")
+_FORMER_NAMES = {"run-now": "retry", "cancel": "discard", "send-again": "retry"}
+"""Commands as they were once named, and the names that they have."""
+
+
 def run(arguments: Sequence[str], obj: object = None) -> int:
     """Run a command and return its exit code; `obj` is the object of its click.Context.
 
@@ -120,6 +126,8 @@ def _in_words(error: click.UsageError, path: str) -> str:
     match error:
         case click.NoSuchCommand():
             text = f"{error.command_name!r} is not a command of {path}"
+            if name := _FORMER_NAMES.get(error.command_name):
+                return f"{text}; it is: {path} {name}"
         case click.NoSuchOption():
             text = f"no such option: {error.option_name}"
         case _:

@@ -88,7 +88,7 @@ def relay(
     with logged(running), opened(at) as ledger, opened_transport(transport) as broker:
         began = time.monotonic()
         if retry_set_aside:
-            found = ops.send_every_again(ledger, **note)
+            found = ops.retry_every_unsent(ledger, **note)
             say(f"set-aside messages to retry: {found.changed:,}")
             tell_audit(found.audit_error)
         if running.metrics_port is not None:

@@ -80,14 +80,12 @@ def list_messages(
     _put_messages(found, ledger.now(), limit, "nothing is to be sent", as_json=as_json)
 
 
-@options.command(
-    "send-again", "oncely outbox send-again 7 9 --why 'the queue is there now'", outbox
-)
+@options.command("retry", "oncely outbox retry 7 9 --why 'the queue is there now'", outbox)
 @_change_options
-def send_again(ledger: "Ledger", numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
+def retry(ledger: "Ledger", numbers: tuple[int, ...], note: Note, as_json: bool) -> None:
     """Let messages that were refused be sent after all."""
-    changed = ops.send_again(ledger, numbers, **note)
-    tell_changed(changed, "sent again", "refused message", as_json=as_json)
+    changed = ops.retry_unsent(ledger, numbers, **note)
+    tell_changed(changed, "retried", "refused message", as_json=as_json)
 
 
 @options.command("discard", "oncely outbox discard 7 --why 'sent by hand'", outbox)

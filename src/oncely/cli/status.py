@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 _COLUMNS = [*(state.word for state in State), "in\ndoubt", "duplicates", "oldest\nprocessing"]
 _COMPLETED = State.COMPLETED.word
 _ABOUT = "~"
-_WAITING_COLUMNS = ["waiting for\na retry", "overdue\nfor", "dead\nletters"]
+_WAITING_COLUMNS = [
+    *("waiting for\na retry", "overdue\nfor", "waiting for\ntheir sender", "dead\nletters"),
+]
 
 
 @options.command("status", "oncely status --watch 5")
@@ -101,7 +103,7 @@ def _tables(found: "ops.Status") -> Iterator["Table"]:
     waiting = {
         name: _waiting_cells(summary)
         for name, summary in found.consumers.items()
-        if summary.waiting or summary.dead_letters
+        if summary.waiting or summary.waiting_for_sender or summary.dead_letters
     }
     if waiting:
         yield consumers_table(_WAITING_COLUMNS, waiting, _waiting_cells(found.total))
@@ -145,6 +147,7 @@ def _waiting_cells(summary: "ops.Summary") -> list[Cell]:
     return [
         summary.waiting,
         span(summary.waiting_lag_s) if summary.waiting_lag_s else None,
+        loud(f"{summary.waiting_for_sender:,}", "in doubt" if summary.waiting_for_sender else ""),
         loud(f"{summary.dead_letters:,}", "dead" if summary.dead_letters else ""),
     ]
 

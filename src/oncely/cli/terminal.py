@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -30,6 +31,7 @@ _LOUD: Mapping[str, str] = {
     "exhausted": "red",
     "dead": "red",
     "in doubt": "yellow",
+    "waits for its sender": "yellow",
 }
 
 Cell: TypeAlias = Union[str, int, "Text", None]
@@ -60,6 +62,7 @@ def tell_changed(changed: "Changed[int]", done: str, what: str, *, as_json: bool
         put_json(
             {
                 done.replace(" ", "_"): changed.done,
+                "next": changed.next_steps,
                 "missing": changed.missing,
                 "by": changed.by,
                 "why": changed.why,
@@ -68,6 +71,8 @@ def tell_changed(changed: "Changed[int]", done: str, what: str, *, as_json: bool
         )
     else:
         print(f"{done}: {len(changed.done):,}")
+        for step, count in Counter(changed.next_steps.values()).items():
+            print(shown(f"{count:,} {step}" if len(changed.done) > 1 else step))
     tell_audit(changed.audit_error)
     if changed.missing:
         raise RefusedError(f"there is no {what} {', '.join(map(str, changed.missing))}")

@@ -60,9 +60,9 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
 @options.open_ledger
 def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
     """Find what can lose or repeat messages: the schema, store settings, privileges that the role
-    of the ledger's URL lacks, retention, lease.
+    of the ledger's URL lacks, retention, lease, messages that wait for their sender.
     """
-    found = ops.problems(ledger, **settings)
+    found = [*ops.problems(ledger, **settings), *ops.left_to_senders(ledger)]
     sentences = [mask_passwords(sentence) for sentence in found]
     if as_json:
         put_json({"problems": sentences})

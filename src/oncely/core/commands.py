@@ -147,6 +147,8 @@ class Reset(Unclaimed):
     """Whether the message now has other content: the old fingerprint is forgotten."""
     fence: int | None = None
     """Of the claim that the operator has looked at; None for any."""
+    is_kept: bool = False
+    """Whether its message waits in the ledger, from where a worker takes it."""
 
 
 @dataclass(slots=True)
@@ -160,12 +162,7 @@ class Happened(Unclaimed):
 
 
 @dataclass(slots=True)
-class RunNow(Unclaimed):
-    """An operator makes a waiting retry due at once; its attempts stay counted."""
-
-
-@dataclass(slots=True)
-class Cancel(Unclaimed):
+class Discard(Unclaimed):
     """An operator ends a waiting retry: the message has failed permanently."""
 
     by: str = ""

@@ -112,6 +112,14 @@ class Record(NamedTuple):
         return self.state in (State.HANDLED, State.COMPLETED)
 
     @property
+    def waits_for_sender(self) -> bool:
+        """Whether an operator has allowed it to run again, it has not run since, and no consumer
+        takes its message from the ledger: whoever sent it has to send it again.
+        """
+        is_allowed = self.state is State.FAILED and not self.attempts and not self.exhausted
+        return is_allowed and self.lease_until is None
+
+    @property
     def birth(self) -> int:
         """Distinguishes this claim, or this record, from an earlier one under the same key."""
         return self.version >> _WRITES_BITS

@@ -27,12 +27,12 @@ from oncely.core.change import REMOVAL, Change, Removal
 from oncely.core.commands import (
     Acquire,
     Busy,
-    Cancel,
     Command,
     Company,
     Complete,
     Confirm,
     CountDelivery,
+    Discard,
     Duplicate,
     EndClaim,
     Exhausted,
@@ -52,7 +52,6 @@ from oncely.core.commands import (
     Refused,
     Release,
     Reset,
-    RunNow,
     Suspect,
     TooOld,
     Waiting,
@@ -501,7 +500,8 @@ def _reset(record: Record, reset: Reset, now: float) -> Decision:
         {
             "state": State.FAILED,
             "attempts": 0,
-            "lease_s": None,
+            # What waits in the ledger is due: a delivery meanwhile is another copy of it.
+            "lease_s": 0.0 if reset.is_kept else None,
             "worker": None,
             "exhausted": False,
             "fingerprint": None if reset.is_edited else record.fingerprint,
@@ -520,7 +520,7 @@ def _decided(
     record: Record,
     change: Change,
     what: str,
-    said: Reset | Happened | EndClaim | Cancel,
+    said: Reset | Happened | EndClaim | Discard,
     now: float,
 ) -> Decision:
     """A change as an operator wants it, with who said so, when and why."""
@@ -550,19 +550,17 @@ def _happened_again(record: Record, happened: Happened, now: float) -> Decision:
     return _said_again(record, "happened", happened, now)
 
 
-def _run_now(record: Record, run_now: RunNow, now: float) -> Decision:
-    if record.lease_until is None:
-        return _again(record, run_now, now)
-    return _written(Change(record.version + 1, {"lease_s": 0.0}), record, now)
+def _discard(record: Record, discard: Discard, now: float) -> Decision:
+    failed = _failure(record, f"discarded by {discard.by}", exhausted=True)
+    return _decided(record, failed, "discarded", discard, now)
 
 
-def _cancel(record: Record, cancel: Cancel, now: float) -> Decision:
-    failed = _failure(record, f"cancelled by {cancel.by}", exhausted=True)
-    return _decided(record, failed, "cancelled", cancel, now)
+def _discard_again(record: Record, discard: Discard, now: float) -> Decision:
+    return _said_again(record, "discarded", discard, now)
 
 
-def _cancel_again(record: Record, cancel: Cancel, now: float) -> Decision:
-    return _said_again(record, "cancelled", cancel, now)
+def _reset_untried(_: None, reset: Reset, now: float) -> Decision:
+    return _nothing(_, reset, now) if reset.is_kept else _refuse(_, reset, now)
 
 
 def _nothing(_: None, __: Command, ___: float) -> Decision:
@@ -570,7 +568,7 @@ def _nothing(_: None, __: Command, ___: float) -> Decision:
     return Decision(Written(None))
 
 
-def _said_again(record: Record, what: str, said: Happened | Cancel, now: float) -> Decision:
+def _said_again(record: Record, what: str, said: Happened | Discard, now: float) -> Decision:
     # Whoever did not hear the answer says it again.
     note = (record.metadata or {}).get(what)
     is_same = isinstance(note, Mapping) and (note.get("by"), note.get("why")) == (said.by, said.why)
@@ -643,10 +641,9 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     Extend:        _row(_fenced,      _extend,         _extend,       _again,         _fenced,        _fenced,    _fenced),
     Finish:        _row(_refuse,      _refuse,         _refuse,       _finish,        _refuse,        _refuse,    _again),
     CountDelivery: _row(_refuse,      _count,          _count,        _count,         _count,         _count,     _count),
-    Reset:         _row(_refuse,      _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
+    Reset:         _row(_reset_untried, _reset_endless,  _reset,        _refuse,        _reset,         _reset,     _refuse),
     Happened:      _row(_refuse,      _happened_endless, _happened,    _refuse,        _refuse,        _refuse,    _happened_again),
-    RunNow:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _run_now,       _refuse,    _refuse),
-    Cancel:        _row(_nothing,     _refuse,         _refuse,        _refuse,        _cancel,        _cancel_again, _refuse),
+    Discard:       _row(_nothing,     _refuse,         _refuse,        _refuse,        _discard,       _discard_again, _refuse),
     Forget:        _row(_forget,      _forget_endless, _forget,       _forget,        _forget,        _forget,    _forget),
     EndClaim:      _row(_refuse,      _end_claim,      _again,         _refuse,        _refuse,        _refuse,    _refuse),
 }

@@ -8,14 +8,17 @@ from oncely.core.shown import utc
 
 IN_DOUBT = "in doubt"
 EXHAUSTED = "exhausted"
+FOR_SENDER = "waits for its sender"
+"""An operator has allowed it to run again; as Record says."""
 STATES: Mapping[str, State] = {
     **{state.word: state for state in State},
     IN_DOUBT: State.PROCESSING,
     EXHAUSTED: State.FAILED,
+    FOR_SENDER: State.FAILED,
 }
 """The words for where a record stands, and the state that each is about."""
 RESETTABLE = ("failed", EXHAUSTED, IN_DOUBT)
-"""The words for the records that `reset` accepts."""
+"""The words for the records that may be retried."""
 
 
 def state_word(text: str, where: str = "state") -> str:

@@ -65,7 +65,8 @@ class WaitingMessage:
 
     id: str
     destination: str
-    """Where it is to be sent; empty in a queue of retries or of programs."""
+    """Where it is to be sent; empty in a queue of programs and for most retries: the message of a
+    framework's own, such as a task of Celery, has the name of the framework."""
     message: Message
     parent: Key
     """The message that it belongs to: the one in whose processing it was sent, or itself."""
@@ -151,6 +152,20 @@ class WaitingMessage:
     def key(self) -> Key:
         """The key of its record, for a retry or a dead letter."""
         return self.parent
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it is the retry of its key, or the dead letter that came of that; not another
+        message that came under the same id, say.
+        """
+        return self.name == retry_name(self.queue)
+
+    @property
+    def is_taken_here(self) -> bool:
+        """Whether it is a retry that a worker takes from the ledger; one with a destination is sent
+        to the broker of its framework again.
+        """
+        return self.is_retry and not self.destination
 
 
 @dataclass(slots=True, eq=False)

@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,7 +19,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
-from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of, retry_name
+from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of
 from oncely.ledger.arguments import raise_if_refused, to_extend
 from oncely.ledger.group_commit import GroupCommit
 from oncely.ledger.inbox import Inbox, JoinedTransaction
@@ -170,20 +171,22 @@ class Ledger(LedgerCalls):
         text: str | None = None,
         lease_over: bool = False,
         exhausted: bool = False,
+        waits_for_sender: bool = False,
     ) -> Iterator[Record]:
         """At most `limit` records that fit, least recently seen first.
 
         `state` may be the status as the table has it. `text` is part of the message id.
         `lease_over` chooses records whose lease has run out: of those in processing, the ones in
-        doubt. `exhausted` chooses those that have failed permanently. A SQL store has no index for
-        this order, and reads all records in the state: `window` reads a bounded number. Raises
-        ConfigError for an unknown state.
+        doubt. `exhausted` chooses those that have failed permanently, `waits_for_sender` those that
+        may run again, and wait for their sender. A SQL store has no index for this order, and reads
+        all records in the state: `window` reads a bounded number. Raises ConfigError for an unknown
+        state.
         """
         if text is not None and text != storable(text):
             raise ConfigError(f"text: {text!r} cannot be part of a message id")
         query = _query(consumer, state, older_than, limit)
         wanted = query._replace(text=text, lease_over=lease_over, exhausted=exhausted)
-        return iter(self._store.scan(wanted))
+        return iter(self._store.scan(wanted._replace(waits_for_sender=waits_for_sender)))
 
     def window(self, look: Look) -> Window:
         """A look at some records in the order of their ids, which takes about as long in a ledger
@@ -256,14 +259,15 @@ class Ledger(LedgerCalls):
 
     def reset(self, key: Key, *, by: str = "", why: str = "", fence: int | None = None) -> None:
         """Allow a record that has failed or is in doubt to run again, its attempts from zero; at
-        once where its message waits in the ledger, or is a dead letter there.
+        once where its message waits in the ledger, or is a dead letter there. Else it waits for its
+        sender: `Record.waits_for_sender`. A message that waits and was never tried is due at once.
 
         Who did it, when and why is kept under "reset" in the record's metadata. Raises
         RefusedError for any other record, and where a `fence` is named that is not its newest.
         """
         self._operate(
             Reset(key, describe(by), describe(why), fence=fence),
-            "only a record that has failed or is in doubt can be reset",
+            "only a message that has failed or is in doubt can be retried",
         )
 
     def happened(self, key: Key, *, by: str = "", why: str = "", fence: int | None = None) -> None:
@@ -276,7 +280,7 @@ class Ledger(LedgerCalls):
         """
         self._operate(
             Happened(key, describe(by), describe(why), fence),
-            "only a record in doubt can be completed by hand",
+            "only a message in doubt can be settled",
         )
 
     def forget(self, key: Key, *, found: Record | None = None) -> None:
@@ -343,22 +347,14 @@ class Ledger(LedgerCalls):
         queue = retries_of("*" if consumer is None else consumer)
         return self.mailbox.listed(queue, _limit(limit))
 
-    def run_now(self, key: Key) -> None:
-        """Make a waiting retry due at once; its attempts stay counted.
-
-        Raises RefusedError where it does not wait, and where a worker has it in hand.
-        """
-        outcome = self.mailbox.run_now(check_key(key))
-        raise_if_refused(key, outcome, "a worker has it in hand")
-
-    def cancel(self, key: Key, *, by: str = "", why: str = "") -> None:
+    def discard(self, key: Key, *, by: str = "", why: str = "") -> None:
         """End a waiting retry: its message has failed permanently, and becomes a dead letter,
         which can be retried.
 
-        Who did it, when and why is kept under "cancelled" in the record's metadata. Raises
+        Who did it, when and why is kept under "discarded" in the record's metadata. Raises
         RefusedError where it does not wait, and where a worker has it in hand.
         """
-        outcome = self.mailbox.cancel(check_key(key), describe(by), describe(why))
+        outcome = self.mailbox.discard(check_key(key), describe(by), describe(why))
         raise_if_refused(key, outcome, "a worker has it in hand")
 
     def keep_retention(self, consumer: str, retention: Duration) -> None:
@@ -495,10 +491,18 @@ class Ledger(LedgerCalls):
         raise_if_refused(command.key, outcome, refusal)
 
     def _operate_in(self, transaction: Transaction, command: Command) -> Outcome:
+        # The record first, which holds it: as whoever ends a message does.
+        found = transaction.load([command.key]).records
+        waiting = transaction.waiting([command.key])
+        if isinstance(command, Reset):
+            kept = [each for each in waiting if each.is_taken_here]
+            if kept and not found:
+                # It was never tried, and there is no record to hold: a worker may take it now.
+                kept = [*transaction.idle([each.number or 0 for each in kept])]
+            command = replace(command, is_kept=bool(kept))
         [outcome] = self._settle_in(transaction, [command])
         if not isinstance(outcome, Written):
             return outcome
-        waiting = transaction.waiting([command.key])
         match command:
             case Forget():
                 transaction.forget_steps(command.key)
@@ -506,9 +510,7 @@ class Ledger(LedgerCalls):
                 transaction.remove([each for each in waiting if each.queue == OUTBOX])
             case Happened():
                 # Others of its key, set aside for another content, say, are not it.
-                transaction.remove(
-                    [each for each in waiting if each.name == retry_name(each.queue)]
-                )
+                transaction.remove([each for each in waiting if each.is_retry])
             case _ if retries := [each for each in waiting if each.queue != OUTBOX]:
                 transaction.free(retries)
         return outcome

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import cast
 
 from oncely.core.commands import (
-    Cancel,
     ClaimOutcome,
     Complete,
+    Discard,
     Finish,
     Granted,
     Outcome,
     Reset,
-    RunNow,
     Written,
 )
 from oncely.core.durations import Duration, seconds
@@ -27,7 +26,6 @@ from oncely.core.waiting import (
     WaitingMessage,
     consumer_of,
     retries_of,
-    retry_name,
 )
 from oncely.ledger.arguments import to_claim
 from oncely.ledger.ledger_calls import LedgerCalls, keep_anew
@@ -70,7 +68,7 @@ class Mailbox:
 
     def retries(self, keys: Collection[Key]) -> Mapping[Key, WaitingMessage]:
         """The retries of those of `keys` that have one, waiting or set aside."""
-        return {each.parent: each for each in self._of(keys) if each.name == retry_name(each.queue)}
+        return {each.parent: each for each in self._of(keys) if each.is_retry}
 
     def _of(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
         calls = self._calls
@@ -281,28 +279,15 @@ class LedgerMailbox(Mailbox):
         found = self._calls._transact(lambda transaction: transaction.numbered(ids))
         return [each for each in found if each.queue == OUTBOX]
 
-    def run_now(self, key: Key) -> Outcome:
-        """Make a waiting retry due at once. Raises RefusedError where it does not
-        wait.
-        """
-        return self._change_retry(RunNow(key), None, 0.0)
-
-    def cancel(self, key: Key, by: str, why: str) -> Outcome:
+    def discard(self, key: Key, by: str, why: str) -> Outcome:
         """Set a waiting retry aside. Raises RefusedError where it does not wait."""
-        reason = f"cancelled by {by}: {why}" if why else f"cancelled by {by}"
-        return self._change_retry(Cancel(key, by, why), reason, None)
-
-    def _change_retry(
-        self, command: RunNow | Cancel, reason: str | None, retry_s: float | None
-    ) -> Outcome:
-        key = command.key
+        reason = f"discarded by {by}: {why}" if why else f"discarded by {by}"
 
         def work(transaction: Transaction) -> Outcome:
             # First: it holds the record, so that nobody begins with the message meanwhile.
-            [outcome] = self._calls._settle_in(transaction, [command])
-            waiting = transaction.waiting([key])
-            found = [each for each in waiting if each.name == retry_name(each.queue)]
-            if isinstance(outcome, Written) and outcome.is_repeated and reason is not None:
+            [outcome] = self._calls._settle_in(transaction, [Discard(key, by, why)])
+            found = [each for each in transaction.waiting([key]) if each.is_retry]
+            if isinstance(outcome, Written) and outcome.is_repeated:
                 return outcome
             if isinstance(outcome, Written) and outcome.record is None:
                 # It was never tried, and there is no record to hold: a worker may take it now.
@@ -310,7 +295,7 @@ class LedgerMailbox(Mailbox):
             if not found or found[0].is_set_aside:
                 raise RefusedError(f"{key.message_id!r} ({key.consumer}) does not wait for a retry")
             if isinstance(outcome, Written):
-                transaction.put_back([PutBack(found[0], reason, retry_s, is_try=False)])
+                transaction.put_back([PutBack(found[0], reason, None, is_try=False)])
             return outcome
 
         return self._calls._transact(work)
@@ -322,9 +307,9 @@ class LedgerMailbox(Mailbox):
 
         def retry(transaction: Transaction, letters: _Waiting, _: _Records) -> None:
             resets = [
-                Reset(each.parent, by, why, is_edited=message is not None)
+                Reset(each.parent, by, why, message is not None, is_kept=each.is_taken_here)
                 for each in letters
-                if each.name == retry_name(each.queue)
+                if each.is_retry
             ]
             # A reset is refused where the record may run anyway: then nothing has to be reset.
             self._calls._settle_in(transaction, resets)

@@ -86,11 +86,12 @@ class RetryQueue:
                 # A message that only waits behind another has no error: it was not tried.
                 return [replace(row, error=describe(turn.error))] if turn.error else [row]
             case DeadLetter(reason):
-                return self._dead(turn, reason)
+                return self.dead_letters(turn, reason)
             case _:
                 return ()
 
-    def _dead(self, turn: Turn, reason: str) -> Sequence[WaitingMessage]:
+    def dead_letters(self, turn: Turn, reason: str) -> Sequence[WaitingMessage]:
+        """The rows to keep of a turn that is set aside for people."""
         error = turn.error or turn.refusal
         text = reason if error is None else traced(error)
         letter = replace(self._row(turn), reason=reason, error=text, is_set_aside=True)

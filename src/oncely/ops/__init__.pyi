@@ -1,6 +1,7 @@
 from .activity import FoundActivity, Point, Rates, activity
 from .auditing import Changed
-from .decisions import Probed, forget, happened, not_happened, probe, reset
+from .dead_workers import end_claim, worker_dead
+from .decisions import Probed, forget, happened, not_happened, probe, reset, retry
 from .known import EXACT, check_kept, first
 from .letters import (
     FoundGroups,
@@ -16,6 +17,7 @@ from .letters import (
 )
 from .overview import LATE_S, LedgerOverview, Snag, overview
 from .records import (
+    FOR_SENDER,
     IN_DOUBT,
     RESETTABLE,
     STATES,
@@ -33,29 +35,29 @@ from .records import (
 )
 from .status import Backlogs, Status, Summary, backlogs, status
 from .story import Chapter, story
-from .upkeep import policy_retentions, problems, purge, retentions
+from .upkeep import left_to_senders, policy_retentions, problems, purge, retentions
 from .waiting import (
     MOST_UNSENT,
     FoundMessages,
     FoundUnsent,
-    cancel,
     discard_unsent,
+    discard_waiting,
     queued,
     refused_numbered,
-    run_now,
-    send_again,
-    send_every_again,
+    retry_every_unsent,
+    retry_unsent,
     unsent,
     unsent_as_dict,
     unsent_messages,
     waiting,
     waiting_as_dict,
-    waiting_key,
+    waiting_keys,
 )
-from .workers import GONE, SeenWorker, end_claim, worker_dead, workers
+from .workers import GONE, SeenWorker, workers
 
 __all__ = [
     "EXACT",
+    "FOR_SENDER",
     "GONE",
     "IN_DOUBT",
     "LATE_S",
@@ -83,18 +85,19 @@ __all__ = [
     "Summary",
     "activity",
     "backlogs",
-    "cancel",
     "check_kept",
     "dead_letters",
     "details",
     "discard_letters",
     "discard_unsent",
+    "discard_waiting",
     "doubts",
     "end_claim",
     "find",
     "first",
     "forget",
     "happened",
+    "left_to_senders",
     "letter",
     "letter_as_dict",
     "letter_group",
@@ -112,12 +115,12 @@ __all__ = [
     "refused_numbered",
     "reset",
     "retentions",
+    "retry",
+    "retry_every_unsent",
     "retry_letters",
-    "run_now",
+    "retry_unsent",
     "search",
     "select",
-    "send_again",
-    "send_every_again",
     "status",
     "story",
     "unsent",
@@ -125,7 +128,7 @@ __all__ = [
     "unsent_messages",
     "waiting",
     "waiting_as_dict",
-    "waiting_key",
+    "waiting_keys",
     "word_for",
     "worker_dead",
     "workers",

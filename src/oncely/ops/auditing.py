@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Required, TypedDict, TypeVar
 
 from oncely._util.event_log import EventLog
@@ -79,6 +79,8 @@ class Changed(Generic[Item]):
     """Who and why, as they were noted: cut, and with passwords masked."""
     audit_error: str | None = None
     """Why the counts are not in the audit, where they could not be kept there."""
+    next_steps: Mapping[Item, str] = field(default_factory=dict)
+    """What comes next for each that was changed, and who does it, as far as that is known."""
 
     @property
     def missing(self) -> Sequence[Item]:

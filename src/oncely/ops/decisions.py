@@ -4,7 +4,7 @@ probe, which they ask about a message in doubt.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 from oncely._util.event_log import EventLog
@@ -19,17 +19,21 @@ from oncely.core.state_words import word_with_lease
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.probing import ProbeAnswer, probe_answer
 from oncely.ops.auditing import Changed, Note, Noted, audited, change_each
+from oncely.ops.next_steps import next_steps
 
 _log = EventLog(__name__)
 
 _SENTENCES = {
-    "reset": "%(by)s has reset message '%(message_id)s' of '%(consumer)s', which may run again",
-    "happened": "%(by)s has completed message '%(message_id)s' of '%(consumer)s'",
+    "retried": "%(by)s retries message '%(message_id)s' of '%(consumer)s'",
+    "settled_happened": "%(by)s has settled message '%(message_id)s' of '%(consumer)s': it has "
+    "happened",
+    "settled_not_happened": "%(by)s has settled message '%(message_id)s' of '%(consumer)s': it has "
+    "not happened",
     "forgotten": "%(by)s has removed the record of message '%(message_id)s' of '%(consumer)s'",
-    "run_now": "%(by)s has message '%(message_id)s' of '%(consumer)s' tried again at once",
     "worker_dead": "%(by)s has ended the claim on message '%(message_id)s' of '%(consumer)s', now "
     "in doubt: %(why)s",
-    "cancelled": "%(by)s has made message '%(message_id)s' of '%(consumer)s' a dead letter",
+    "discarded": "%(by)s has discarded message '%(message_id)s' of '%(consumer)s', which is a dead "
+    "letter",
 }
 PROBE_S = 10.0
 """For how long a probe is waited for."""
@@ -39,11 +43,16 @@ _free = threading.BoundedSemaphore(_MOST)
 
 
 def reset(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
-    """Allow each to run again; who did it, when and why is kept with the record, logged, and in the
-    audit.
+    """Retry each: it may run again. Who did it, when and why is kept with the record, logged, and
+    in the audit.
     """
-    return _change(
-        ledger, records, "reset", lambda each, note: ledger.reset(each.key, **note), noted
+    return retry(ledger, [record.key for record in records], **noted)
+
+
+def retry(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed[Key]:
+    """As `reset`, by keys: also of messages that wait, and were never tried."""
+    return change_keys(
+        ledger, keys, "retried", lambda key, note: ledger.reset(key, **note), **noted
     )
 
 
@@ -58,16 +67,16 @@ def happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) 
     def confirm(record: Record, note: Mapping[str, Any]) -> None:
         ledger.happened(record.key, fence=record.fence, **note)
 
-    return _change(ledger, records, "happened", confirm, noted)
+    return _change(ledger, records, "settled_happened", confirm, noted)
 
 
 def not_happened(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
-    """As `happened`, of effects that have not: each is reset, and runs again."""
+    """As `happened`, of effects that have not: each may run again, as after `reset`."""
 
     def allow(record: Record, note: Mapping[str, Any]) -> None:
         ledger.reset(record.key, fence=record.fence, **note)
 
-    return _change(ledger, records, "reset", allow, noted)
+    return _change(ledger, records, "settled_not_happened", allow, noted)
 
 
 def forget(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) -> Changed[Key]:
@@ -108,7 +117,8 @@ def change_keys(
         change(key, note)
         _log.info(_SENTENCES[event], extra={"event": event, **key._asdict(), **note})
 
-    return change_each(ledger, event, keys, keys, change_one, **noted)
+    changed = change_each(ledger, event, keys, keys, change_one, **noted)
+    return replace(changed, next_steps=next_steps(ledger, changed.done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +143,8 @@ def probe(
     within: Duration = PROBE_S,
 ) -> Probed:
     """Ask the consumer's own probe about a record in doubt, and do what follows: `happened`
-    completes it, `not_happened` resets it, `unknown` leaves it as it is. What the probe has found
-    out is in the audit in each case, with who asked and why.
+    completes it, `not_happened` lets it run again, `unknown` leaves it as it is. What the probe has
+    found out is in the audit in each case, with who asked and why.
 
     The probe is given the message as it waits in the ledger; where the broker has it, one with its
     id and an empty body. A probe that raises, which is logged, or gives no answer `within` that

@@ -7,7 +7,7 @@ import sys
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, NamedTuple, Unpack
 
@@ -25,13 +25,14 @@ from oncely.core.waiting import DeadLetter, digest
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Changed, Noted, change_each
 from oncely.ops.known import check_known_at_all, check_waits, first
+from oncely.ops.next_steps import next_steps
 
 _log = EventLog(__name__)
 
 _LETTER = "dead letter %(dead_letter)s: message '%(message_id)s' of '%(consumer)s'"
 _SENTENCES = {
-    "dead_letter_retried": f"%(by)s has {_LETTER} handled again",
-    "dead_letter_discarded": f"%(by)s has removed {_LETTER}",
+    "dead_letter_retried": f"%(by)s retries {_LETTER}",
+    "dead_letter_discarded": f"%(by)s has discarded {_LETTER}",
 }
 
 LETTERS_DISCARDED = "dead_letter_discarded"
@@ -140,7 +141,10 @@ def _change(
         facts = {"dead_letter": id_, **keys[id_]._asdict()}
         _log.info(_SENTENCES[event], extra={"event": event, **facts, **note})
 
-    return change_each(ledger, action, numbers, [*keys.values()], change_one, **noted)
+    changed = change_each(ledger, action, numbers, [*keys.values()], change_one, **noted)
+    steps = next_steps(ledger, {keys[id_] for id_ in changed.done})
+    told = {id_: steps[keys[id_]] for id_ in changed.done if keys[id_] in steps}
+    return replace(changed, next_steps=told)
 
 
 def letter_as_dict(

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from oncely.core.shown import span
-from oncely.core.state_words import IN_DOUBT
+from oncely.core.state_words import FOR_SENDER, IN_DOUBT
 from oncely.ledger.ledger import Ledger
 from oncely.ops.records import Selection, select
 from oncely.ops.status import Status, status
@@ -16,13 +16,14 @@ LATE_S = 60.0
 """What is due and has waited for longer than this is stuck: a worker or relay takes it sooner."""
 
 
-_SINGULARS = {"letters": "letter", "messages": "message", "retries": "retry"}
+_SINGULARS = {"their": "its", "letters": "letter", "messages": "message", "retries": "retry"}
 
 
 class Snag(StrEnum):
     """What can be stuck; the values are the words for it."""
 
     IN_DOUBT = "in doubt"
+    FOR_SENDER = "waiting for their sender"
     DEAD_LETTERS = "dead letters"
     RETRIES = "retries overdue"
     OUTBOX = "deferred messages not sent"
@@ -80,16 +81,16 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
     """
     found = status(ledger)
     wrong = problems(ledger, program="reader") if known is None else known
-    doubtful = select(ledger, Selection(states=[IN_DOUBT]), limit=1).records
-    since = next((each.lease_until or each.last_seen for each in doubtful), None)
-    oldest_in_doubt_s = None if since is None else ledger.now() - since
-    return LedgerOverview(found, [*_stuck(found, oldest_in_doubt_s)], wrong)
+    return LedgerOverview(found, [*_stuck(ledger, found)], wrong)
 
 
-def _stuck(found: Status, oldest_in_doubt_s: float | None) -> Iterator[StuckMessages]:
+def _stuck(ledger: Ledger, found: Status) -> Iterator[StuckMessages]:
     total, backlog = found.total, found.backlog
     if total.in_doubt:
-        yield StuckMessages(Snag.IN_DOUBT, total.in_doubt, oldest_in_doubt_s)
+        yield StuckMessages(Snag.IN_DOUBT, total.in_doubt, _oldest_s(ledger, IN_DOUBT))
+    if total.waiting_for_sender:
+        oldest_s = _oldest_s(ledger, FOR_SENDER)
+        yield StuckMessages(Snag.FOR_SENDER, total.waiting_for_sender, oldest_s)
     if total.dead_letters:
         yield StuckMessages(Snag.DEAD_LETTERS, total.dead_letters, None)
     if total.waiting_lag_s > LATE_S:
@@ -102,3 +103,10 @@ def _stuck(found: Status, oldest_in_doubt_s: float | None) -> Iterator[StuckMess
     if late:
         waiting = sum(queue.waiting for queue in late)
         yield StuckMessages(Snag.QUEUE, waiting, max(queue.lag_s for queue in late))
+
+
+def _oldest_s(ledger: Ledger, word: str) -> float | None:
+    """For how long the oldest record has stood so."""
+    for each in select(ledger, Selection(states=[word]), limit=1).records:
+        return ledger.now() - (each.lease_until or each.last_seen)
+    return None

@@ -13,6 +13,7 @@ from oncely.core.ids import check_id, check_text
 from oncely.core.record import Key, Record
 from oncely.core.rules import Standing, standing
 from oncely.core.state_words import EXHAUSTED, state_word
+from oncely.core.state_words import FOR_SENDER as FOR_SENDER  # noqa: PLC0414
 from oncely.core.state_words import IN_DOUBT as IN_DOUBT  # noqa: PLC0414
 from oncely.core.state_words import RESETTABLE as RESETTABLE  # noqa: PLC0414
 from oncely.core.state_words import STATES as STATES  # noqa: PLC0414
@@ -76,6 +77,7 @@ def select(
                 text=query.text,
                 lease_over=query.lease_over,
                 exhausted=query.exhausted,
+                waits_for_sender=query.waits_for_sender,
             )
         found |= {record.key: record for record in looked_at}
     if not found and selection.consumer is not None:
@@ -88,8 +90,9 @@ def queries(selection: Selection) -> Sequence[Query]:
     word that is not one of `STATES`.
     """
     words = {state_word(each) for each in selection.states}
-    # What is in doubt is among those in processing, and what is exhausted among those that failed.
-    words -= {word for word in (IN_DOUBT, EXHAUSTED) if STATES[word].word in words}
+    # What is in doubt is among those in processing, and the others are among those that failed.
+    parts = (IN_DOUBT, EXHAUSTED, FOR_SENDER)
+    words -= {word for word in parts if STATES[word].word in words}
     older_than = selection.older_than
     every = Query(
         consumer=selection.consumer,
@@ -97,7 +100,12 @@ def queries(selection: Selection) -> Sequence[Query]:
         text=selection.text,
     )
     return [
-        every._replace(state=STATES[word], lease_over=word == IN_DOUBT, exhausted=word == EXHAUSTED)
+        every._replace(
+            state=STATES[word],
+            lease_over=word == IN_DOUBT,
+            exhausted=word == EXHAUSTED,
+            waits_for_sender=word == FOR_SENDER,
+        )
         for word in sorted(words)
     ] or [every]
 
@@ -195,7 +203,7 @@ def word_for(record: Record, now: float) -> str:
         case Standing.EXHAUSTED:
             return EXHAUSTED
         case _:
-            return record.state.word
+            return FOR_SENDER if record.waits_for_sender else record.state.word
 
 
 def find(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequence[Record]:

@@ -19,6 +19,10 @@ class Summary:
     counts: Mapping[State, int]
     in_doubt: int
     """Of those in processing: how many have a lease that has run out."""
+    waiting_for_sender: int
+    """Of those that failed: how many an operator has allowed to run again, and whose sender has to
+    send them again.
+    """
     duplicates: int
     """Deliveries turned away."""
     oldest_processing_s: float | None
@@ -134,6 +138,7 @@ def _summary(
     return Summary(
         counts=counts,
         in_doubt=sum(tally.lease_over for tally in processing),
+        waiting_for_sender=sum(tally.for_sender for _, tally in tallies),
         duplicates=sum(tally.duplicates for _, tally in tallies),
         oldest_processing_s=max((now - tally.oldest for tally in processing), default=None),
         waiting=sum(each.waiting for each in retries),

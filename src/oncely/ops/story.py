@@ -19,7 +19,13 @@ _LOOKED_AT = 5_000
 """Entries of the audit, the newest, among which those of the message are looked for."""
 _JUST_BEFORE_S = 10.0
 _DEAD_LETTER = "dead letter"
-_NOTES = ("reset", "happened", "cancelled", "worker_dead")
+_NOTES = {
+    "reset": "retried",
+    "happened": "settled_happened",
+    "discarded": "discarded",
+    "worker_dead": "worker_dead",
+}
+"""The notes in metadata, and the words for them."""
 
 
 class Chapter(NamedTuple):
@@ -95,7 +101,7 @@ def story(ledger: Ledger, key: Key) -> Story:
         is_whole = len(page) < _PAGE
         before = page[-1].id if page else None
     audited = [
-        Chapter(entry.at, entry.action, _facts(entry))
+        Chapter(entry.at, _action(entry), _facts(entry))
         for entry in entries
         if Key(entry.consumer, entry.message_id) == key
     ]
@@ -128,7 +134,8 @@ def _of_record(record: Record | None, now: float, audited: Sequence[Chapter]) ->
             for entry in audited
         ):
             # The note's time is cut to seconds: it was made within that one.
-            yield Chapter(max(time, min(time + 0.999, record.last_seen)), name, said)
+            at_most = min(time + 0.999, record.last_seen)
+            yield Chapter(max(time, at_most), _NOTES[name], said)
     untimed = {name: note for name, note in notes.items() if name not in at}
     yield Chapter(record.last_seen, "last seen", {**state, **facts, **untimed})
 
@@ -172,6 +179,11 @@ def _perhaps_discarded(entries: Iterable[AuditEntry], record: Record) -> Iterato
                 "is named"
             )
             yield Chapter(entry.at, entry.action, {"perhaps": perhaps, **_facts(entry)})
+
+
+def _action(entry: AuditEntry) -> str:
+    is_refused = bool(entry.refused) and not entry.changed
+    return f"{entry.action}: refused" if is_refused else entry.action
 
 
 def _facts(entry: AuditEntry) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Keeping a ledger small, and free of settings that lose or repeat messages."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -10,11 +11,12 @@ from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import Policy
 from oncely.core.record import Key
+from oncely.core.shown import moment
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.recorder import SET_BACK
 from oncely.ops.activity import DAY_S
 from oncely.ops.auditing import Note, Removed, audited
-from oncely.ops.known import check_known, consumers
+from oncely.ops.known import EXACT, check_known, consumers
 from oncely.ops.status import backlogs
 from oncely.ops.workers import GONE, workers
 from oncely.stores.names import Program
@@ -173,6 +175,22 @@ def _gone(ledger: Ledger) -> Iterator[str]:
         if each.state == GONE and each.worker.claims:
             name = each.worker.name
             yield f"{name} is {each.in_words}. If it is dead, type: oncely worker dead {name}"
+
+
+def left_to_senders(ledger: Ledger) -> Iterator[str]:
+    """What may run again, and runs only when its sender sends it again: a sentence for each
+    consumer.
+    """
+    now = ledger.now()
+    for (consumer, state), tally in sorted(ledger.tallies(EXACT).items()):
+        oldest = ledger.scan(consumer, state, limit=1, waits_for_sender=True)
+        for record in oldest if tally.for_sender else ():
+            yield (
+                f"{tally.for_sender:,} of the messages of {consumer!r} may run again, and wait for "
+                f"their sender since {moment(record.last_seen, now)}: whoever sent them (a broker, "
+                "an HTTP client, a script) has to send them again, under the same ids. List them: "
+                f"oncely list --state waits-for-its-sender --consumer {shlex.quote(consumer)}"
+            )
 
 
 def _left_behind(ledger: Ledger) -> Iterator[str]:

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.core.errors import ConfigError, RefusedError, mask_passwords
+from oncely.core.errors import mask_passwords
 from oncely.core.record import Key
 from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, queue_named, retries_of
 from oncely.ledger.ledger import Ledger
@@ -15,12 +15,13 @@ from oncely.ops.auditing import AuditCounts, Changed, Note, Noted, Refusal, abou
 from oncely.ops.decisions import change_keys
 from oncely.ops.known import check_known_at_all, check_waits, first
 from oncely.ops.letters import body_fields, masked_fields
+from oncely.ops.next_steps import relay_step
 
 _log = EventLog(__name__)
 
 _SENTENCES = {
-    "sent_again": "%(by)s has a message for '%(destination)s' sent again, of '%(message_id)s'",
-    "unsent_discarded": "%(by)s has removed a message for '%(destination)s', of '%(message_id)s'",
+    "unsent_retried": "%(by)s retries a message for '%(destination)s', of '%(message_id)s'",
+    "unsent_discarded": "%(by)s has discarded a message for '%(destination)s', of '%(message_id)s'",
 }
 
 _GONE = "it is not refused, or not there any more"
@@ -123,32 +124,34 @@ def _listed(
     return FoundMessages(*first(fitting, limit))
 
 
-def send_again(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> Changed[int]:
+def retry_unsent(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> Changed[int]:
     """Let those that were refused be sent after all, their attempts from zero. Who did it and why
     is logged, and in the audit. What is not refused, or not there any more, is missing.
     """
-    return _change(ledger, ids, "sent_again", Note.of(by, why), ledger.mailbox.send_again_numbered)
+    retry = ledger.mailbox.send_again_numbered
+    return _change(ledger, ids, "unsent_retried", Note.of(by, why), retry, relay_step(ledger))
 
 
-def send_every_again(ledger: Ledger, *, by: str, why: str = "") -> AuditCounts:
-    """As `send_again`, all that were refused; one entry in the audit counts them."""
+def retry_every_unsent(ledger: Ledger, *, by: str, why: str = "") -> AuditCounts:
+    """As `retry_unsent`, all that were refused; one entry in the audit counts them."""
     if not ledger.mailbox.backlog().set_aside:
         return AuditCounts()
     note = Note.of(by, why)
-    with audited(ledger, "sent_again", note, Key("", "")) as tally:
+    with audited(ledger, "unsent_retried", note, Key("", "")) as tally:
         tally.changed = ledger.mailbox.send_again()
         _log.info(
-            "%(by)s has all %(count)s refused messages sent again",
-            extra={"event": "all_sent_again", "count": tally.changed, **note._asdict()},
+            "%(by)s retries all %(count)s refused messages",
+            extra={"event": "all_unsent_retried", "count": tally.changed, **note._asdict()},
         )
     return tally
 
 
 def discard_unsent(ledger: Ledger, ids: Sequence[int], *, by: str, why: str = "") -> Changed[int]:
     """Remove those that were refused, which are never sent then; a message of which they were the
-    last is completed. Noted as by `send_again`.
+    last is completed. Noted as by `retry_unsent`.
     """
-    return _change(ledger, ids, "unsent_discarded", Note.of(by, why), ledger.mailbox.discard_unsent)
+    discard = ledger.mailbox.discard_unsent
+    return _change(ledger, ids, "unsent_discarded", Note.of(by, why), discard, "it is never sent")
 
 
 def _change(
@@ -157,6 +160,7 @@ def _change(
     event: str,
     note: Note,
     change: Callable[[Sequence[int]], Sequence[WaitingMessage]],
+    next_step: str,
 ) -> Changed[int]:
     check_waits(ledger)
     numbers = list(dict.fromkeys(ids))
@@ -169,9 +173,10 @@ def _change(
             facts = {**each.parent._asdict(), "destination": each.destination}
             _log.info(_SENTENCES[event], extra={"event": event, **facts, **note._asdict()})
         tally.changed, tally.refused = len(changed), len(numbers) - len(changed)
-    done = {each.number for each in changed}
-    missing = [Refusal(number, _GONE) for number in numbers if number not in done]
-    return Changed([n for n in numbers if n in done], missing, *note, tally.audit_error)
+    changed_numbers = {each.number for each in changed}
+    done = [number for number in numbers if number in changed_numbers]
+    missing = [Refusal(number, _GONE) for number in numbers if number not in changed_numbers]
+    return Changed(done, missing, *note, tally.audit_error, dict.fromkeys(done, next_step))
 
 
 def unsent_as_dict(message: WaitingMessage) -> dict[str, Any]:
@@ -208,43 +213,25 @@ def waiting(
     return found
 
 
-def waiting_key(ledger: Ledger, message_id: str, consumer: str | None = None) -> Key:
-    """The key of the one message of that id that waits for a retry. Raises RefusedError where
-    there is none, ConfigError where several consumers have one.
-    """
-    check_waits(ledger)
+def waiting_keys(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequence[Key]:
+    """The keys of the messages of that id that wait for a retry, of `consumer` or of all."""
     names = {consumer_of(queue) for queue in ledger.mailbox.backlogs()} - {None}
     keys = [Key(name, message_id) for name in sorted(filter(None, names))]
-    found = [
+    return [
         key
         for key, message in ledger.mailbox.retries(keys).items()
         if consumer in (None, key.consumer) and not message.is_set_aside
     ]
-    if not found:
-        of = "" if consumer is None else f" ({consumer})"
-        raise RefusedError(f"{message_id!r}{of} does not wait for a retry")
-    if len(found) > 1:
-        whose = ", ".join(key.consumer for key in found)
-        raise ConfigError(f"{message_id!r} waits for {whose}; name one with --consumer")
-    return found[0]
 
 
-def run_now(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed[Key]:
-    """Make each of these waiting retries due at once; its attempts stay counted. Who did it
-    and why is logged, and in the audit. One that a worker has in hand, or that does not wait, is
-    refused.
-    """
-    check_waits(ledger)
-    return change_keys(ledger, keys, "run_now", lambda key, _: ledger.run_now(key), **noted)
-
-
-def cancel(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed[Key]:
-    """End each of these waiting retries: its message becomes a dead letter with the
-    reason "cancelled by NAME". Noted, and refused, as by `run_now`.
+def discard_waiting(ledger: Ledger, keys: Sequence[Key], **noted: Unpack[Noted]) -> Changed[Key]:
+    """End each of these waiting retries: its message becomes a dead letter with the reason
+    "discarded by NAME". Who did it and why is logged, and in the audit. One that a worker has in
+    hand, or that does not wait, is refused.
     """
     check_waits(ledger)
     return change_keys(
-        ledger, keys, "cancelled", lambda key, note: ledger.cancel(key, **note), **noted
+        ledger, keys, "discarded", lambda key, note: ledger.discard(key, **note), **noted
     )
 
 

@@ -178,6 +178,7 @@ class MemoryStore(Store):
                     lease_over=sum(lease_is_over(record, now) for record in records),
                     oldest=min(record.last_seen for record in records),
                     duplicates=sum(record.duplicates for record in records),
+                    for_sender=sum(record.waits_for_sender for record in records),
                 )
                 for name, records in groups.items()
             }

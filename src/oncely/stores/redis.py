@@ -225,9 +225,9 @@ class RedisStore(Store):
         most: int | None = None,  # noqa: ARG002 - all are read.
     ) -> Mapping[tuple[str, State], Tally]:
         tallies = {}
-        for group, count, lease_over, oldest, duplicates in json.loads(self._run(_TALLIES, [])):
+        for group, count, over, oldest, duplicates, allowed in json.loads(self._run(_TALLIES, [])):
             state, _, consumer = group.partition(":")
-            tally = Tally(count, lease_over, float(oldest), int(duplicates))
+            tally = Tally(count, over, float(oldest), int(duplicates), allowed)
             tallies[consumer, State(state)] = tally
         return tallies
 
@@ -378,6 +378,7 @@ def _asked(group: _Group, query: Query, limit: int, after: object) -> Mapping[st
         "text": query.text,
         "lease_over": query.lease_over,
         "exhausted": query.exhausted,
+        "waits_for_sender": query.waits_for_sender,
         "limit": limit,
         "after": after,
     }

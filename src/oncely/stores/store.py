@@ -51,6 +51,8 @@ class Query(NamedTuple):
     """Only those whose lease has run out."""
     exhausted: bool = False
     """Only those that have failed permanently."""
+    waits_for_sender: bool = False
+    """Only those that wait for their sender, as Record says."""
 
     def holds(self, record: Record, now: float) -> bool:
         """Whether `record` fits, at `now` by the store's clock."""
@@ -61,6 +63,7 @@ class Query(NamedTuple):
             and (self.text is None or self.text in record.key.message_id)
             and (not self.lease_over or lease_is_over(record, now))
             and (not self.exhausted or record.exhausted)
+            and (not self.waits_for_sender or record.waits_for_sender)
         )
 
 
@@ -165,9 +168,11 @@ class Tally:
     oldest: float
     """When the least recently seen record was last seen."""
     duplicates: int
+    for_sender: int = 0
+    """How many wait for their sender."""
     is_estimate: bool = False
-    """Whether `count` and `duplicates` are what a sample says. `lease_over` and `oldest` are then
-    of those records that were read; 0 where none were.
+    """Whether `count` and `duplicates` are what a sample says. The others are then of those records
+    that were read; 0 where none were.
     """
 
 

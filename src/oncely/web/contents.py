@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from heapq import nlargest
 from itertools import groupby
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ LIMIT = 100
 """Rows of a list, where nobody asks for more."""
 WHERE: Mapping[Snag, str] = {
     Snag.IN_DOUBT: "/in-doubt",
+    Snag.FOR_SENDER: "/in-doubt",
     Snag.DEAD_LETTERS: "/failed",
     Snag.RETRIES: "/waiting",
     Snag.OUTBOX: "/outbox",
@@ -109,16 +110,20 @@ def consumers(ledger: Ledger, found: ops.Status) -> Contents:
 
 
 def in_doubt(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Contents:
-    """Those in doubt of a consumer, or of all; as `oncely list --state in-doubt --json` has them.
-    Raises ConfigError for a consumer that the ledger does not know.
+    """Those in doubt of a consumer, or of all, and those that may run again, and wait for their
+    sender; as `oncely list --state in-doubt --json` has them. Raises ConfigError for a consumer
+    that the ledger does not know.
     """
     selection = ops.Selection(consumer=consumer, states=[ops.IN_DOUBT])
     found = ops.select(ledger, selection, limit)
+    allowed = ops.select(ledger, replace(selection, states=[ops.FOR_SENDER]), limit)
     return {
         "records": [
             (mark(each.record.key, each.record.version), each.as_dict(now))
             for each in ops.doubts(ledger, found.records)
         ],
+        "for_sender": allowed.records,
+        "more_for_sender": allowed.more,
         "more": found.more,
         "now": now,
     }

@@ -19,7 +19,7 @@ class OperatorDecision:
     done: str
     """What then has become of each."""
     apply: Callable[..., Any]
-    """As `ops.reset` for records, as `ops.retry_letters` for dead letters."""
+    """As `ops.happened` for records, as `ops.retry_letters` for dead letters."""
     words: Collection[str] = ()
     """Of `ops.STATES`: where the records stand of which it can be decided."""
     is_for_ever: bool = False
@@ -31,26 +31,37 @@ def _named(*decisions: OperatorDecision) -> dict[str, OperatorDecision]:
     return {each.name: each for each in decisions}
 
 
+_MAY_RUN = (
+    "The message may run again, its attempts from zero: at once where it waits in the ledger or is "
+    "a dead letter, else when its sender sends it again."
+)
+
 RECORDS = _named(
     OperatorDecision(
         "happened",
-        "It happened",
+        "Settle: it happened",
         "The message is completed: nothing of it runs again, neither a redelivery nor a retry that "
         "waits. A worker that still runs it has lost its claim.",
-        "completed",
+        "settled",
         ops.happened,
         [ops.IN_DOUBT],
     ),
     OperatorDecision(
-        "reset",
-        "Run again",
-        "The message may run again, its attempts from zero: at once where it waits in the ledger "
-        "or is a dead letter, else with its next delivery. If its effect has happened already, it "
-        "happens twice, unless the handler uses steps or the idempotency key.",
-        "may run again",
-        # As `reset`, but for a record that was claimed again meanwhile.
+        "not-happened",
+        "Settle: it did not happen",
+        f"{_MAY_RUN} If its effect has happened after all, it happens twice, unless the handler "
+        "uses steps or the idempotency key.",
+        "settled",
         ops.not_happened,
-        ops.RESETTABLE,
+        [ops.IN_DOUBT],
+    ),
+    OperatorDecision(
+        "retry",
+        "Retry",
+        _MAY_RUN,
+        "retried",
+        ops.reset,
+        [word for word in ops.RESETTABLE if word != ops.IN_DOUBT],
     ),
     OperatorDecision(
         "probe",
@@ -58,7 +69,7 @@ RECORDS = _named(
         "The consumer's own probe is asked whether the effect has happened. If it has, the message "
         "is completed; if it has not, the message may run again; if the probe does not know, the "
         "message stays in doubt.",
-        "decided by the probe",
+        "settled by the probe",
         ops.probe,
         [ops.IN_DOUBT],
         needs_probe=True,
@@ -80,7 +91,7 @@ LETTERS = _named(
         "retry",
         "Retry",
         "The message is handled again at once, its attempts from zero.",
-        "will be handled again",
+        "retried",
         ops.retry_letters,
     ),
     OperatorDecision(
@@ -96,30 +107,30 @@ LETTERS = _named(
 
 WAITING = _named(
     OperatorDecision(
-        "run-now",
-        "Run now",
-        "The message is due at once; its attempts stay counted.",
-        "due now",
-        ops.run_now,
+        "retry",
+        "Retry",
+        "The message is due at once, its attempts from zero.",
+        "retried",
+        ops.retry,
     ),
     OperatorDecision(
-        "cancel",
-        "Cancel",
+        "discard",
+        "Discard",
         "The message is not retried by itself any more: it becomes a dead letter, which can be "
         "retried.",
-        "cancelled",
-        ops.cancel,
+        "discarded",
+        ops.discard_waiting,
         is_for_ever=True,
     ),
 )
 
 UNSENT = _named(
     OperatorDecision(
-        "send-again",
-        "Send again",
+        "retry",
+        "Retry",
         "A relay sends the message again, its attempts from zero.",
-        "will be sent again",
-        ops.send_again,
+        "retried",
+        ops.retry_unsent,
     ),
     OperatorDecision(
         "discard",

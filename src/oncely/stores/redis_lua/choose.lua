@@ -1,7 +1,7 @@
 -- For scripts that choose records of one group. Asked: an object with `consumer` and `state`; the
 -- most records to choose, `limit`; the place to continue after, `after`; how the ids begin, `begins`;
--- and `older_than_s`, `text`, `lease_over` and `exhausted` as in a Query. Fields that are not set are
--- absent.
+-- and `older_than_s`, `text`, `lease_over`, `exhausted` and `waits_for_sender` as in a Query. Fields
+-- that are not set are absent.
 
 -- How many records one call looks at, so that it does not block the server for long.
 local STEP = 1000
@@ -20,6 +20,9 @@ local function fits(id)
     return false
   end
   if asked.exhausted and not redis.call('HGET', record_key(asked.consumer, id), 'exhausted') then
+    return false
+  end
+  if asked.waits_for_sender and not waits_for_sender(asked.consumer, id) then
     return false
   end
   if asked.lease_over then

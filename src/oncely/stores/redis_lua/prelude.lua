@@ -47,6 +47,13 @@ local function record_key(consumer, id)
   return record_prefix .. id
 end
 
+-- Whether a record waits for its sender, as Record in core/record.py says.
+local function waits_for_sender(consumer, id)
+  local state, attempts, exhausted, lease_until = unpack(redis.call('HMGET',
+    record_key(consumer, id), 'status', 'attempts', 'exhausted', 'lease_until'))
+  return state == 'failed' and tonumber(attempts) == 0 and not exhausted and not lease_until
+end
+
 local function seen_key(group)
   return prefix .. 'seen:' .. group
 end

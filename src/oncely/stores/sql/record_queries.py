@@ -145,6 +145,7 @@ def tallies(at: OwnTables, unfinished: int | None = None) -> Mapping[tuple[str, 
         c.provider,
         c.status,
         c.duplicates,
+        _waits_for_sender(at.dialect).label("for_sender"),
         at.dialect.epoch("lease_until").label("lease_until"),
         at.dialect.epoch("last_processed_at").label("last_seen"),
     )
@@ -154,13 +155,14 @@ def tallies(at: OwnTables, unfinished: int | None = None) -> Mapping[tuple[str, 
     r = chosen.subquery().c
     now = at.dialect.time(at.link)
     lease_over = func.count(case((r.lease_until <= now, 1)))
-    totals = (func.min(r.last_seen), func.count(), lease_over, func.sum(r.duplicates))
+    for_sender = func.count(case((r.for_sender, 1)))
+    totals = (func.min(r.last_seen), func.count(), lease_over, func.sum(r.duplicates), for_sender)
     chosen = select(r.provider, r.status, *totals).group_by(r.provider, r.status)
     tallies = {}
     for row in at.dialect.selected(at.link, chosen):
         consumer, state, oldest = read(at.dialect.table, _TALLIED, row).values()
-        count, over, duplicates = row[len(_TALLIED) :]
-        tallies[consumer, state] = Tally(count, over, oldest, int(duplicates))
+        count, over, duplicates, sent_for = row[len(_TALLIED) :]
+        tallies[consumer, state] = Tally(count, over, oldest, int(duplicates), sent_for)
     return tallies
 
 
@@ -255,9 +257,18 @@ def fitting(dialect: Dialect, query: Query, now: float) -> ColumnElement[bool]:
         conditions.append(dialect.epoch("lease_until") <= now)
     if query.exhausted:
         conditions.append(c.exhausted.is_(True))
+    if query.waits_for_sender:
+        conditions.append(_waits_for_sender(dialect))
     if query.older_than_s is not None:
         conditions.append(dialect.epoch("last_processed_at") < now - query.older_than_s)
     return and_(*conditions)
+
+
+def _waits_for_sender(dialect: Dialect) -> ColumnElement[bool]:
+    """As Record says."""
+    c = dialect.table.c
+    is_allowed = and_(c.status == State.FAILED.value, c.attempts == 0, c.exhausted.is_(False))
+    return and_(is_allowed, c.lease_until.is_(None))
 
 
 def wanted_of(dialect: Dialect, keys: KeyRange, wanted: Wanted) -> ColumnElement[bool]:

@@ -3,14 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from starlette.responses import Response
 
+from oncely import ops
 from oncely.core.errors import ConfigError
 from oncely.core.record import Key
 from oncely.web.decisions import OperatorDecision, needs_note
 from oncely.web.visit import MOST, Visit
+
+Item = TypeVar("Item")
 
 MORE = f"all after the first {MOST:,}: decide again for the rest"
 """What is left out, where more are meant than can be decided at once."""
@@ -45,6 +48,12 @@ class Chosen(NamedTuple):
 def named(key: Key) -> str:
     """A message in a sentence."""
     return f"{key.message_id!r} ({key.consumer})"
+
+
+def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[str]:
+    """A line for each that was changed: what comes next, and who does it."""
+    steps = changed.next_steps
+    return [": ".join(filter(None, (name(each), steps.get(each)))) for each in changed.done]
 
 
 @dataclass(frozen=True, slots=True)

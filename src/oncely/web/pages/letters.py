@@ -16,7 +16,15 @@ from oncely.core.shown import shown
 from oncely.core.waiting import DeadLetter, WaitingMessage
 from oncely.web import contents
 from oncely.web.decisions import LETTERS, UNSENT, OperatorDecision
-from oncely.web.pages.confirming import MORE, NOTE_MISSING, Chosen, DecisionPages, Outcome, Subject
+from oncely.web.pages.confirming import (
+    MORE,
+    NOTE_MISSING,
+    Chosen,
+    DecisionPages,
+    Outcome,
+    Subject,
+    told,
+)
 from oncely.web.pages.lists import listed
 from oncely.web.visit import MOST, Visit
 
@@ -93,7 +101,7 @@ def _decide(what: str, gone: str, visit: Visit, decided: OperatorDecision) -> Ou
 
 def _told(changed: ops.Changed[int], what: str, gone: str) -> Outcome:
     missing = [f"{what} {id_}: {gone}" for id_ in changed.missing]
-    return Outcome([f"{what} {id_}" for id_ in changed.done], missing, changed.audit_error)
+    return Outcome(told(changed, lambda id_: f"{what} {id_}"), missing, changed.audit_error)
 
 
 def edit(visit: Visit) -> Response:

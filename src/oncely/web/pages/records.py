@@ -14,7 +14,7 @@ from oncely.core.errors import ConfigError, RefusedError, StoreError, mask_passw
 from oncely.core.record import Key, Record
 from oncely.web.contents import mark, read_mark
 from oncely.web.decisions import RECORDS, WAITING, OperatorDecision
-from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named
+from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named, told
 from oncely.web.pages.lists import command, more_of
 from oncely.web.visit import MOST, Visit
 
@@ -120,7 +120,7 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
         return _probed(visit, records, changed_before)
     changed = decided.apply(visit.ledger, records, by=visit.by, why=visit.field("why"))
     refused = [*changed_before, *(refusal.reason for refusal in changed.refused)]
-    return Outcome([*map(named, changed.done)], refused, changed.audit_error)
+    return Outcome(told(changed, named), refused, changed.audit_error)
 
 
 def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
@@ -152,6 +152,7 @@ def _probed_one(visit: Visit, record: Record) -> tuple[ops.Changed[Key] | None, 
         return None, mask_passwords(str(error))
     said = found.finding.replace("_", " ")
     reasons = [found.error or "", *(refusal.reason for refusal in found.changed.refused)]
+    reasons += found.changed.next_steps.values()
     lines = [reason.splitlines()[0] for reason in reasons if reason]
     return found.changed, ": ".join([said, *lines])
 
@@ -202,7 +203,7 @@ def _decide_retries(visit: Visit, decided: OperatorDecision) -> Outcome:
     """Do it to those that wait still, and that no worker has taken."""
     changed = decided.apply(visit.ledger, [*_shown(visit)], by=visit.by, why=visit.field("why"))
     refused = [each.reason for each in changed.refused]
-    return Outcome([*map(named, changed.done)], refused, changed.audit_error)
+    return Outcome(told(changed, named), refused, changed.audit_error)
 
 
 RETRY_PAGES = DecisionPages(
