@@ -89,7 +89,7 @@ def test_what_comes_next(ledger: Ledger, clock: ManualClock) -> None:
         "may run again; waits for its sender (a broker, an HTTP client, a script)",
         "completed: nothing of it runs again",
         "a worker is processing it now",
-        "in doubt: somebody has to settle it",
+        "in doubt: the policy of its consumer decides at its next delivery, or somebody settles it",
         "failed: it runs when its sender sends it again",
         "its next delivery is treated as new",
     ]
