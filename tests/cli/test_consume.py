@@ -70,7 +70,7 @@ def log(what, message):
     os.close(file)
 """
 
-NOTHING = dict.fromkeys(
+NOTHING: dict[str, Any] = {"errors": []} | dict.fromkeys(
     ["received", "handled", "duplicates", "failed", "retried", "dead_lettered", "deferred_sent"], 0
 )
 
@@ -165,8 +165,9 @@ def test_failures(shop: Shop, command: Command) -> None:
     code, out, err = command("consume", "shop:consumer", "--drain", "--json")
     assert code == 1
     assert told(err)[0] == "said by the handler"
-    report = NOTHING | {"received": 2, "handled": 1, "failed": 1, "dead_lettered": 1}
-    assert json.loads(out) == report
+    errors = [{"text": "Reject: no such customer", "count": 1}]
+    report = {"received": 2, "handled": 1, "failed": 1, "dead_lettered": 1, "errors": errors}
+    assert json.loads(out) == NOTHING | report
     assert out.count("\n") == 1
 
 
@@ -175,8 +176,9 @@ def test_failed_at_most_once(shop: Shop, command: Command) -> None:
     shop.publish("a", type_="fail")
     code, out, err = command("consume", "shop:never_twice", "--drain", "--json")
     assert code == 1
-    report = NOTHING | {"received": 1, "failed": 1, "dead_lettered": 1}
-    assert json.loads(out) == report
+    errors = [{"text": "Reject: no such customer", "count": 1}]
+    report = {"received": 1, "failed": 1, "dead_lettered": 1, "errors": errors}
+    assert json.loads(out) == NOTHING | report
     assert "failed Reject" in err
     assert "catch" not in err
 
