@@ -127,7 +127,7 @@ def told(ledger: Ledger, *, counts: bool = True) -> None:
     recorder._tell()
     recorder._tell()
     recorder._note_set_back(None, 1.0)
-    ledger.operations.forget_worker(recorder._id)
+    ledger.operations.forget_worker(recorder.worker_id)
 
 
 def worker(ledger: Ledger, _: Ledger, url: str) -> Acts:

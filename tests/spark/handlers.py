@@ -217,3 +217,10 @@ def fail_or_kill(message: oncely.Message) -> None:
     if message.claim.attempts == 1:
         raise ValueError("not yet")
     kill_at_bad(message)
+
+
+def mixed(message: oncely.Message) -> None:
+    if message.id.startswith("fails"):
+        raise oncely.Unrecoverable("no such account")
+    if message.id.startswith("waits"):
+        raise ValueError("the bank is away")

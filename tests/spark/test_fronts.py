@@ -115,10 +115,24 @@ def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "E
         "failed": 0,
         "in_doubt": 0,
         "waiting": 0,
+        "errors": [],
     }
     again = process(messages, **settings)
     assert (again.handled, again.counts.duplicates_ledger, again.quarantined) == (0, 42, 1)
     assert set(effects.per_message().values()) == {1}
+
+
+def test_retries_of_what_another_task_failed(
+    frame: Frame, settings: Settings, ledger: Ledger
+) -> None:
+    """They count for their messages, which are counted: a task that begins later knows that."""
+    failing = settings | {"handler": handlers.fail_bad, "tries": 2, "backoff": "10ms"}
+    ids = [f"m{n}" for n in range(400)]
+    report = process(frame(*((id_, '{"bad": true}') for id_ in ids), partitions=8), **failing)
+    assert report.received == 400 == report.failed + report.waiting
+    assert report.waiting == len([*ledger.waiting(limit=1_000)])
+    assert report.failed == len([*ledger.dead(limit=1_000)]) > 0
+    assert report.as_dict()["errors"] == [{"text": "ValueError: password=*** is bad", "count": 400}]
 
 
 def kept_runs(settings: Settings) -> list[Run]:
@@ -140,7 +154,7 @@ def test_a_batch_is_a_run(frame: Frame, settings: Settings) -> None:
     migrated_ledger(LedgerAddress(settings["ledger"])).recorder.tell()
     with closing(open_ledger(settings["ledger"])) as ledger:
         rates = ops.activity(ledger).day["tests"]
-        assert (rates.handled, rates.failed, rates.duplicates) == (1, 1, 1)
+        assert (rates.handled, rates.failed_attempts, rates.duplicates) == (1, 1, 1)
         assert {each.worker.kind for each in ops.workers(ledger)} == {"spark"}
     with pytest.raises(OncelyError):
         process(messages, **settings | {"handler": handlers.fail_bad, "fail_if": "any"})

@@ -127,6 +127,13 @@ def test_a_redelivery_of_what_waits_waits(run: Run) -> None:
     assert (counts.handled, counts.waiting) == (1, 1)
 
 
+def test_what_waited_and_was_delivered_again(run: Run) -> None:
+    """Its delivery counts as waiting until its retry, and once only, in whichever order."""
+    assert run(fail, "a", "b", backoff="2s").waiting == 2
+    counts = run(nothing, "a", "b", "a", drains=True)
+    assert (counts.received, counts.handled, counts.duplicates, counts.waiting) == (3, 2, 1, 0)
+
+
 def test_what_comes_to_an_end_in_its_run(run: Run) -> None:
     """It waits no more in the counts: a message is counted once however often it is tried."""
     counts = run(fail_b, "a", "b", drains=True, tries="3", backoff="10ms")

@@ -1,4 +1,13 @@
-from .activity import FoundActivity, Point, Rates, activity, check_kept, workers
+from .activity import (
+    FoundActivity,
+    Point,
+    Rates,
+    SeenRun,
+    activity,
+    check_kept,
+    runs,
+    workers,
+)
 from .auditing import Changed
 from .decisions import Probed, forget, happened, not_happened, probe, reset
 from .known import EXACT, first
@@ -73,6 +82,7 @@ __all__ = [
     "Probed",
     "Rates",
     "Searched",
+    "SeenRun",
     "Selected",
     "Selection",
     "Snag",
@@ -110,6 +120,7 @@ __all__ = [
     "retentions",
     "retry_letters",
     "run_now",
+    "runs",
     "search",
     "select",
     "send_again",

@@ -16,7 +16,12 @@ from oncely.stores.sql.row_values import read
 
 K = TypeVar("K", Activity, AuditEntry, Run, Worker)
 
-_COLUMNS = {"consumer": "provider", "by": "changed_by"}
+_COLUMNS = {
+    "consumer": "provider",
+    "by": "changed_by",
+    "failed_attempts": "failed",
+    "failed": "exhausted",
+}
 """The columns that are not named as the fields."""
 
 
