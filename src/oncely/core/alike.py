@@ -37,14 +37,10 @@ _VARYING: Sequence[tuple[re.Pattern[str], str]] = [
 @lru_cache(1_024)
 def alike(reason: str) -> str:
     """What a reason has in common with others of its kind, passwords masked."""
-    line = _first_line(mask_passwords(reason[: 4 * _ALIKE]))
+    [line, *_] = mask_passwords(reason[: 4 * _ALIKE]).strip().splitlines() or [""]
     for pattern, placeholder in _VARYING:
         line = pattern.sub(placeholder, line)
     return line[:_ALIKE]
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")
 
 
 Kinds = Mapping[str, int]
@@ -55,7 +51,8 @@ one; what is of too many kinds is counted under OTHERS.
 
 def with_error(kinds: Kinds, error: BaseException | str | None) -> Kinds:
     """The counts with one more error."""
-    return both(kinds, {_first_line(describe(error or "unknown", _ALIKE)): 1})
+    text, _, _ = describe(error or "unknown", _ALIKE).strip().partition("\n")
+    return both(kinds, {text: 1})
 
 
 def both(kinds: Kinds, others: Kinds) -> Kinds:

@@ -26,7 +26,8 @@ class RecordedRun:
         self._kept_by: tuple[Ledger, Run] | None = None
         """The ledger, and the run as it began."""
         self._began = self._kept_at = time.monotonic()
-        self._total = Counts()
+        self.total = Counts()
+        """What was counted so far."""
         self._outage = Outage(
             _log,
             "run_not_kept",
@@ -58,10 +59,6 @@ class RecordedRun:
             raise
         self._keep()
 
-    def add(self, report: Report) -> None:
-        """Count one more batch."""
-        self.count(self._total + report.counts)
-
     def count(self, total: Counts) -> None:
         """Count what was settled since the last time, for the consumer's activity; and keep it now
         and then, for the case that this process is killed.
@@ -69,7 +66,7 @@ class RecordedRun:
         if self._kept_by is None:
             return
         ledger, run = self._kept_by
-        before, self._total = self._total, total
+        before, self.total = self.total, total
         new = Activity(
             run.consumer,
             "",
@@ -95,7 +92,7 @@ class RecordedRun:
         line = " ".join(str(error).split()) if isinstance(error, OncelyError) else error
         run = run._replace(
             ended=run.began + seconds if has_ended else None,
-            totals=Report(self._total, seconds).as_dict(),
+            totals=Report(self.total, seconds).as_dict(),
             error=None if line is None else describe(line),
         )
         with self._noted(run.id):

@@ -86,6 +86,9 @@ class _PipelineRun:
 
     def __post_init__(self) -> None:
         self._since = self.ledger.now()
+        pipeline = self.config.pipeline
+        self._stops_early = pipeline.handler is not None and pipeline.max_failures is None
+        """Whether it ends when nearly all messages fail for one reason."""
         self._pool = ThreadPoolExecutor(1, "oncely-due")
         self._due_run: Future[None] | None = None
         """Runs the messages that are due, while there is no batch that would take them."""
@@ -177,12 +180,6 @@ class _PipelineRun:
                 self._due_run = self._pool.submit(_run_due, self.spark, settings)
             return free_in_s is not None
         return True
-
-    @property
-    def _stops_early(self) -> bool:
-        """Whether the run ends when nearly all messages fail for one reason."""
-        pipeline = self.config.pipeline
-        return pipeline.handler is not None and pipeline.max_failures is None
 
     @property
     def _waits(self) -> bool:
