@@ -57,6 +57,11 @@ def very_slowly(message: oncely.Message) -> None:
     time.sleep(0.02)
 
 
+def fail_slowly(message: oncely.Message) -> None:
+    time.sleep(0.02)
+    raise ValueError(f"password=hunter2 of {message.id} is bad")
+
+
 def fail_first(message: oncely.Message) -> None:
     assert message.claim is not None
     if message.claim.attempts == 1:
