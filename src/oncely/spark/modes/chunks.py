@@ -326,10 +326,11 @@ class ChunkTask(ABC):
                 self.counts.failed += 1
             case outcome:
                 wait_s = self._count_refused(turn, cast(Outcome, outcome))
-        if wait_s is None and self._is_counted(turn):
-            self.counts.waiting -= 1
-        elif wait_s is None and turn.taken is not None:
-            self.counts.received += 1
+        if wait_s is None and turn.taken is not None:
+            if self._is_counted(turn):
+                self.counts.waiting -= 1
+            else:
+                self.counts.received += 1
         return wait_s
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> float | None:
