@@ -210,7 +210,7 @@ def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
     ops.check_kept(ledger)
     found, now = ops.runs(ledger, limit), ledger.now()
     if as_json:
-        put_json({"runs": [each.as_dict() for each in found]})
+        put_json({"runs": [{**run._asdict(), "is_killed": killed} for run, killed in found]})
         return
     put_found(
         ("name", "consumer", unbroken("began"), unbroken("took"), "totals"),

@@ -131,10 +131,6 @@ class SeenRun(NamedTuple):
     is_killed: bool
     """It has not ended, and its worker is dead: its totals are those that it told last."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The run as JSON has it."""
-        return {**self.run._asdict(), "is_killed": self.is_killed}
-
 
 def runs(ledger: Ledger, limit: int) -> Sequence[SeenRun]:
     """The runs on Spark that began last, the newest first."""
