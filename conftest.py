@@ -24,7 +24,7 @@ _SCOPES = {
         *(
             f"tests/spark/test_{name}.py"
             for name in (
-                *("archive", "backfill", "fronts", "handler_process", "places"),
+                *("archive", "backfill", "counts_agree", "fronts", "handler_process", "places"),
                 *("reader", "rows", "secrets", "session", "sink", "stores", "transactional"),
             )
         ),

@@ -12,6 +12,7 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely._util.pauses import pause_s
+from oncely.core.alike import Kinds, with_error
 from oncely.core.durations import Duration, positive_seconds, seconds
 from oncely.core.errors import (
     BrokerRefused,
@@ -59,6 +60,8 @@ class RelayReport:
     refused: int = 0
     """How often a message was refused that will be retried."""
     set_aside: int = 0
+    errors: Kinds = field(default_factory=dict)
+    """Refusals and failures of a destination, by kind."""
     error: str | None = None
     """Why it cannot go on at the moment; else which destination last refused or failed, and why."""
     is_away: bool = False
@@ -384,7 +387,7 @@ class _RelayRun:
         retry_s = pause_s(failures, _FIRST_APART_S, _LONGEST_APART_S)
         left = [PutBack(each, reason, retry_s, is_try=False) for each in messages]
         self._relay._ledger.mailbox.put_back(left)
-        self._refused = f"{destination}: {reason}"
+        self._note(f"{destination}: {reason}")
         outage.met(error, count=len(messages), again_in_s=round(retry_s))
 
     def _publish(self, messages: Sequence[WaitingMessage]) -> Mapping[int, tuple[str, bool]]:
@@ -406,10 +409,14 @@ class _RelayRun:
 
     # ---- What is counted and logged ------------------------------------------------------------
 
+    def _note(self, refused: str) -> None:
+        self._refused = refused
+        self.report.errors = with_error(self.report.errors, refused)
+
     def _count_refused(self, refusals: Sequence[PutBack]) -> None:
         for refusal in refusals:
             message = refusal.message
-            self._refused = f"{message.destination}: {refusal.error}"
+            self._note(f"{message.destination}: {refusal.error}")
             told = {
                 "consumer": message.parent.consumer,
                 "message_id": message.id,

@@ -7,7 +7,7 @@ import pytest
 from tests.cli.conftest import Command, OnFile, Shop
 
 from oncely import Message, ops
-from oncely.ops.letters import alike
+from oncely.core.alike import alike
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
 """A wrong pipeline file: exit code 2, one line that names the file and the key, no traceback."""
 
 import re
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from tests.cli.conftest import Command, Project
 
-from oncely.cli.pipeline import report_table
+from oncely.cli.pipeline import rows_of
+from oncely.cli.terminal import aligned, fields_table, put
 from oncely.core.errors import ConfigError
 from oncely.spark.pipeline.config import read_config
 from oncely.spark.sink.counts import Counts, Report
@@ -172,14 +171,12 @@ def test_two_folders_with_handlers_of_one_name(tmp_path: Path) -> None:
         assert import_function("same_name:f", "handler", str(tmp_path / name))() == name
 
 
-def test_words_of_others_are_shown_as_they_are() -> None:
+def test_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither markup nor escape sequences in a reason do anything to the table."""
     counts = Counts(received=1)
     counts.quarantined["[/to] is \x1b[31mbad[/]"] = 1
-    console = Console(width=80, file=StringIO())
-    console.print(report_table("name", Report(counts, 1.0, stopped=False)))
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
+    put(fields_table(rows_of(Report(counts, 1.0)), aligned()))
+    text = capsys.readouterr().out
     assert "quarantined: [/to] is \\x1b[31mbad[/]" in text
     assert "\x1b" not in text
 

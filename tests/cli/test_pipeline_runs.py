@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -37,6 +38,12 @@ def wait_for_effects(project: Project, more: int, run: Run) -> None:
         return project.effects().total() >= wanted
 
     wait_until(have_happened, limit_s=400)
+
+
+def totals_of_runs(project: Project) -> list[Any]:
+    """Of all runs that the ledger keeps, the newest first."""
+    with closing(open_ledger(f"sqlite:///{project.folder}/out/ledger.db")) as ledger:
+        return [run.totals for run in ledger.operations.runs()]
 
 
 def kill(run: Run, *, all_of_it: bool) -> None:
@@ -90,20 +97,30 @@ def test_a_run_its_repetition_and_a_lost_checkpoint(project: Project) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_failures_end_with_one(project: Project, command: Command) -> None:
-    """A run whose messages fail permanently says so in its table and its exit code. A row that is
-    no message is in the quarantine as it was read, with what the schema drops.
+    """A run whose messages fail permanently says so in its table and its exit code; how many, if
+    they are too many, with the last error and where to read more. A row that is no message is in
+    the quarantine as it was read, with what the schema drops.
     """
-    project.put("1.json", ["a", "b"])
+    project.put("1.json", ["a"])
     row = '{"id": "", "dropped": 1.50}'
     (project.folder / "in" / "2.json").write_text(row)
-    project.tables["pipeline"]["handler"] = "handlers:fail"
+    project.tables["pipeline"] |= {"handler": "handlers:fail", "max_failures": 0.5}
     project.tables["policy"] = {"tries": 1}
     ran = command("pipeline", "run", str(project.save()))
     assert ran.code == 1, ran.err
-    assert "failed" in ran.out
+    assert ["failed", "1"] in [line.split() for line in ran.out.splitlines()]
+    said = (
+        "oncely: 1 of 1 messages failed, more than the share that option max_failures=0.5 allows; "
+        "last error: message 'a': ValueError: never; see: oncely list --consumer tests"
+    )
+    assert said in ran.err
     assert "Traceback" not in ran.err
     [aside] = (project.folder / "out" / "quarantine").glob("*.parquet")
     assert pq.read_table(aside).column("row").to_pylist() == [row]
+    # What has failed is known: the next run gets past it.
+    again = command("pipeline", "run", str(project.file), "--json")
+    assert (again.code, "max_failures" in again.err) == (1, False)
+    assert json.loads(again.out)["errors"] == [{"text": "ValueError: never", "count": 1}]
 
 
 @pytest.mark.usefixtures("spark")
@@ -148,10 +165,17 @@ def test_killed_runs_lose_and_double_nothing(
     for kills in range(KILLS):
         run = project.start("--json", PAUSE_S="0.002")
         wait_for_effects(project, draw.randrange(600), run)
+        # What it has counted is kept now and then.
+        wait_until(lambda: totals_of_runs(project)[0].get("handled"))
         kill(run, all_of_it=bool(kills % 2) != (on_in_doubt == "hold"))
     last = project.run()
     done = project.effects()
     ledger = open_ledger(f"sqlite:///{project.folder}/out/ledger.db")
+    with closing(sqlite3.connect(project.folder / "out" / "ledger.db")) as connection, connection:
+        connection.execute("UPDATE message_workers SET seen = seen - 100")
+    assert [each.is_killed for each in ops.runs(ledger, 50)] == [False, *[True] * KILLS]
+    counted = sum(each["handled"] for each in totals_of_runs(project))
+    assert last["handled"] < counted <= sum(done.values())
     doubtful = {r.key.message_id for r in ledger.scan(state=State.PROCESSING, limit=len(ids))}
     if on_in_doubt == "hold":
         assert set(done.values()) == {1}
@@ -245,27 +269,55 @@ def test_the_traceback_is_printed_when_asked_for(project: Project) -> None:
     assert "JVM stacktrace:\norg.apache.spark." in err
 
 
+NO_TABLE = """
+import sqlite3
+from pathlib import Path
+
+
+def leased(message):
+    with sqlite3.connect(Path(__file__).with_name("app.db")) as connection:
+        connection.execute("INSERT INTO orders VALUES (?)", (message.id,))
+
+
+def transactional(message, session):
+    session.connection().exec_driver_sql("INSERT INTO orders VALUES (?)", (message.id,))
+"""
+
+
 @pytest.mark.in_turn("pipelines")
-@pytest.mark.usefixtures("spark")
-def test_a_run_ends_where_too_many_fail(project: Project) -> None:
-    """It says how many, the last error with its message, and where to read more."""
-    project.put("1.json", ["a"])
-    project.tables["pipeline"] |= {"handler": "handlers:fail", "max_failures": 0.5}
-    project.tables["policy"] = {"tries": 1}
-    code, err = project.outcome("--verbose")
-    assert code == 1
-    said = (
-        "oncely: 1 of 1 messages failed, more than the share that option max_failures=0.5 allows; "
-        "last error: message 'a': ValueError: never; see: oncely list --consumer tests"
-    )
-    line, traceback = err.partition(said)[1:]
-    assert line, err
-    assert "Traceback (most recent call last):\n" in traceback
-    assert "spark/format.py" in traceback
-    # What has failed is known: the next run gets past it.
-    ran, err = project.outcome("--json")
-    assert ran == 1
-    assert "max_failures" not in err
+@pytest.mark.parametrize("mode", in_turn("mode of a hopeless run", ["leased", "transactional"]))
+def test_a_run_stops_early_where_all_fail_alike(
+    project: Project, command: Command, mode: str, spark: object
+) -> None:
+    """Its handlers' table is missing: most messages keep their tries, and it says why, where the
+    ledger keeps it, too. The next run takes the rest, and what is due.
+    """
+    (project.folder / "no_table.py").write_text(NO_TABLE)
+    project.tables["pipeline"] |= {"handler": f"no_table:{mode}", "mode": mode}
+    project.put("1.json", ids := [f"m{n:05}" for n in range(4_000)])
+    ran = command("pipeline", "run", str(project.save()), "--json")
+    *_, line = ran.err.splitlines()
+    assert (ran.code, "stopped early, since " in line, "Traceback" in ran.err) == (1, True, False)
+    told = json.loads(ran.out)
+    [error] = told["errors"]
+    assert "no such table: orders" in error["text"]
+    assert told["received"] == told["waiting"] == error["count"] == project.settled(told) < 2_000
+    with closing(open_ledger(f"sqlite:///{project.folder}/out/ledger.db")) as ledger:
+        assert ledger.counts() == {("tests", State.FAILED): told["waiting"]}
+        [(kept, is_killed)] = ops.runs(ledger, 5)
+        assert line.startswith(f"oncely: {kept.error}")
+        assert (kept.totals["waiting"], is_killed) == (told["waiting"], False)
+        file = "app.db" if mode == "leased" else "out/ledger.db"
+        with closing(sqlite3.connect(project.folder / file)) as connection:
+            connection.execute("CREATE TABLE orders (id TEXT)")
+        project.let_waiting_be_due()
+        last = project.run()
+        # A delivery that comes after the retry of its message is a duplicate.
+        copies = last["duplicates"]["ledger"]
+        assert (last["received"] - copies, last["handled"]) == (len(ids), len(ids))
+        assert (last["waiting"], last["errors"]) == (0, [])
+        rates = ops.activity(ledger).day["tests"]
+        assert (rates.failed_attempts, rates.handled) == (told["waiting"], len(ids))
 
 
 @pytest.mark.in_turn("pipelines")
@@ -334,6 +386,11 @@ def test_a_failure_holds_up_no_batch(failing: Project) -> None:
     failing.put("2.json", ["c", "d"])
     second = failing.run()
     assert (second["received"], second["handled"], second["waiting"]) == (2, 2, 0)
+    failing.let_waiting_be_due()
+    # What is due is tried once, and counted, also where nothing new has come.
+    idle = failing.run()
+    assert (idle["received"], idle["handled"], idle["waiting"]) == (1, 0, 1)
+    assert idle["errors"] == [{"text": "ValueError: not yet", "count": 1}]
     failing.let_waiting_be_due()
     failing.tables["policy"] = {"tries": 3, "backoff": ["1s"]}
     failing.put("3.json", ["bad2", "e", "never"])

@@ -10,8 +10,8 @@ PLACES = ("in the input", "already in the ledger")
 
 def report(said: str) -> dict[str, str]:
     """The rows of the table at the end."""
-    rows = (line.strip("│").split("│") for line in said.splitlines() if line.startswith("│"))
-    return {name.strip(): count.strip() for name, count in rows}
+    rows = (line.rstrip().rpartition(" ") for line in said.splitlines())
+    return {name.strip(): count for name, _, count in rows}
 
 
 @pytest.mark.in_turn("a Spark of its own")

@@ -47,7 +47,7 @@ def test_counts_by_consumer(ledger: Ledger) -> None:
     ledger.recorder.tell()
     billing, mail = ledger.operations.activity(0)
     assert (billing.consumer, mail.consumer) == ("billing", "mail")
-    assert (billing.handled, billing.failed, billing.exhausted) == (3, 2, 1)
+    assert (billing.handled, billing.failed_attempts, billing.failed) == (3, 2, 1)
     assert (billing.duplicates, billing.in_doubt) == (2, 0)
     assert sum(billing.seconds) == 5
     assert (quantile_s([billing.seconds], 0.95) or 0) > 0

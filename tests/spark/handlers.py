@@ -57,6 +57,11 @@ def very_slowly(message: oncely.Message) -> None:
     time.sleep(0.02)
 
 
+def fail_slowly(message: oncely.Message) -> None:
+    time.sleep(0.02)
+    raise ValueError(f"password=hunter2 of {message.id} is bad")
+
+
 def fail_first(message: oncely.Message) -> None:
     assert message.claim is not None
     if message.claim.attempts == 1:
@@ -217,3 +222,10 @@ def fail_or_kill(message: oncely.Message) -> None:
     if message.claim.attempts == 1:
         raise ValueError("not yet")
     kill_at_bad(message)
+
+
+def mixed(message: oncely.Message) -> None:
+    if message.id.startswith("fails"):
+        raise oncely.Unrecoverable("no such account")
+    if message.id.startswith("waits"):
+        raise ValueError("the bank is away")

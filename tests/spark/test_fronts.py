@@ -115,10 +115,24 @@ def test_a_batch_is_processed_once(frame: Frame, settings: Settings, effects: "E
         "failed": 0,
         "in_doubt": 0,
         "waiting": 0,
+        "errors": [],
     }
     again = process(messages, **settings)
     assert (again.handled, again.counts.duplicates_ledger, again.quarantined) == (0, 42, 1)
     assert set(effects.per_message().values()) == {1}
+
+
+def test_retries_of_what_another_task_failed(
+    frame: Frame, settings: Settings, ledger: Ledger
+) -> None:
+    """They count for their messages, which are counted: a task that begins later knows that."""
+    failing = settings | {"handler": handlers.fail_slowly, "tries": 2, "backoff": "300ms"}
+    report = process(frame(*(f"m{n}" for n in range(160))), partitions=16, **failing)
+    assert report.received == 160 == report.failed + report.waiting
+    assert report.waiting == len([*ledger.waiting(limit=1_000)])
+    assert report.failed == len([*ledger.dead(limit=1_000)]) > 0
+    [error] = report.as_dict()["errors"]
+    assert (error["text"][:24], error["count"]) == ("ValueError: password=***", 160)
 
 
 def kept_runs(settings: Settings) -> list[Run]:
@@ -140,7 +154,7 @@ def test_a_batch_is_a_run(frame: Frame, settings: Settings) -> None:
     migrated_ledger(LedgerAddress(settings["ledger"])).recorder.tell()
     with closing(open_ledger(settings["ledger"])) as ledger:
         rates = ops.activity(ledger).day["tests"]
-        assert (rates.handled, rates.failed, rates.duplicates) == (1, 1, 1)
+        assert (rates.handled, rates.failed_attempts, rates.duplicates) == (1, 1, 1)
         assert {each.worker.kind for each in ops.workers(ledger)} == {"spark"}
     with pytest.raises(OncelyError):
         process(messages, **settings | {"handler": handlers.fail_bad, "fail_if": "any"})

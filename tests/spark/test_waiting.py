@@ -127,6 +127,17 @@ def test_a_redelivery_of_what_waits_waits(run: Run) -> None:
     assert (counts.handled, counts.waiting) == (1, 1)
 
 
+@pytest.mark.parametrize("ids", ["a", "aba"])
+def test_what_waited_and_was_delivered_again(run: Run, ledger: Ledger, ids: str) -> None:
+    """Its delivery counts as waiting until its retry, and once only, in whichever order."""
+    own = {*ids}
+    assert run(fail, *own, backoff="2s").waiting == len(own)
+    failed_at = ledger.now()
+    wait_until(lambda: ledger.now() > failed_at)
+    counts = run(nothing, *ids, drains=True)
+    assert (counts.received, counts.handled, counts.waiting) == (len(ids), len(own), 0)
+
+
 def test_what_comes_to_an_end_in_its_run(run: Run) -> None:
     """It waits no more in the counts: a message is counted once however often it is tried."""
     counts = run(fail_b, "a", "b", drains=True, tries="3", backoff="10ms")

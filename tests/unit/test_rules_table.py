@@ -919,7 +919,8 @@ def test_waits(ask: Acquire, at: float, answered: type[Outcome]) -> None:
     decision = decide(DUE, ask, at)
     assert type(decision.outcome) is answered
     if answered is Waiting:
-        assert decision == (Waiting(DUE, 10.0), DUE, False)
+        seen = DUE._replace(version=DUE.version + 1, last_seen=at)
+        assert decision == (Waiting(DUE, 10.0), seen, False)
 
 
 def test_taken_while_it_runs() -> None:

@@ -178,7 +178,9 @@ def test_more_workers_than_a_page_can_show(
 
 
 def test_runs(ledger: Ledger) -> None:
-    """The equation of a run, and what was quarantined by reason; a killed one has not ended."""
+    """The equation of a run, and what was quarantined by reason; a killed one is told from one that
+    runs by its worker.
+    """
     totals = {
         "received": 11,
         "handled": 5,
@@ -192,7 +194,14 @@ def test_runs(ledger: Ledger) -> None:
     ledger.operations.keep_run(Run("r2", "<script>", "billing", 2.0, None, {}, "no <b>disk</b>"))
     page = reader(ledger).get("/runs")
     assert "1 min 11 5 3 3 missing_id: 3 0 0 0" in text(page)
-    assert "not ended" in page
+    assert "killed" in page
+    assert "running" not in page
+    ledger.recorder.tell()
+    now = ledger.now()
+    ledger.operations.keep_run(
+        Run(f"{ledger.recorder.worker_id}.1", "now", "billing", now, None, {})
+    )
+    assert "running" in reader(ledger).get("/runs")
     assert "&lt;script&gt;" in page
     assert "no &lt;b&gt;disk" in page
 

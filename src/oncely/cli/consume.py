@@ -55,7 +55,7 @@ def consume(at: LedgerName, lifeline: int | None, worker: int | None, **typed: A
     with redirect_stdout(sys.stderr) if chosen.as_json else nullcontext():
         if lifeline is not None:
             return work(chosen, lifeline, worker)
-        counts = run(chosen)
-    put_counts(counts, as_json=chosen.as_json)
+        report = run(chosen)
+    put_counts(report.counts(), report.errors, as_json=chosen.as_json)
     # Without --drain the user stops it, and that is success: the failures are in the report.
-    return int(chosen.drain and bool(counts["failed"] or counts["dead_lettered"]))
+    return int(chosen.drain and bool(report.failed or report.dead_lettered))

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, fields
 from typing import Any
 
 from oncely._util.event_log import EventLog
@@ -27,7 +26,7 @@ _log = EventLog(__name__)
 
 _MARGIN_S = 5.0
 """How long a process may take to stop, in addition to the grace time of its handlers."""
-_COUNTS = ", ".join(f"{words(each.name)} %({each.name})s" for each in fields(ConsumerReport))
+_COUNTS = ", ".join(f"{words(each)} %({each})s" for each in ConsumerReport().counts())
 """The counts of a report, in sentences of the log."""
 _SENTENCES = {
     "worker_died": "worker %(worker)s %(reason)s; it is started again in %(again_in_s)s s",
@@ -36,7 +35,7 @@ _SENTENCES = {
 }
 
 
-def run(options: ConsumeOptions) -> dict[str, int]:
+def run(options: ConsumeOptions) -> ConsumerReport:
     """Run the consumer until it ends, and return what it counted."""
     running, workers = options.running, options.workers
     with logged(running), _loaded(options) as consumer:
@@ -56,9 +55,9 @@ def run(options: ConsumeOptions) -> dict[str, int]:
         took_s = round(time.monotonic() - began, 1)
         _log.info(
             "consumer %(consumer)s of queue '%(queue)s' has stopped after %(took_s)s s: " + _COUNTS,
-            extra={"event": "consumer_stopped", **names, **asdict(report), "took_s": took_s},
+            extra={"event": "consumer_stopped", **names, **report.counts(), "took_s": took_s},
         )
-    return asdict(report)
+    return report
 
 
 def _loaded(options: ConsumeOptions) -> AbstractContextManager[Consumer]:
@@ -113,7 +112,7 @@ def work(options: ConsumeOptions, lifeline: int, worker: int | None) -> int:
             line.fail(str(error))
             return 2 if isinstance(error, ConfigError) else 1
         _log.info(
-            "a worker has stopped: " + _COUNTS, extra={"event": "worker_stopped", **asdict(report)}
+            "a worker has stopped: " + _COUNTS, extra={"event": "worker_stopped", **report.counts()}
         )
     line.end(report)
     return 0
@@ -190,4 +189,4 @@ def _grace_s(consumer: Consumer) -> float:
 
 
 def _line(report: ConsumerReport) -> str:
-    return "  ".join(f"{words(name)} {count:,}" for name, count in asdict(report).items())
+    return "  ".join(f"{words(name)} {count:,}" for name, count in report.counts().items())

@@ -106,7 +106,7 @@ def relay(
             "set aside %(set_aside)s, waiting %(waiting)s",
             extra={"event": "relay_stopped", **counts, "took_s": took_s},
         )
-    put_counts(counts, as_json=as_json)
+    put_counts(counts, report.errors, as_json=as_json)
     return int(drain and report.error is not None)
 
 

@@ -1,19 +1,17 @@
 """`oncely pipeline run`: progress while it works, a table or JSON at the end."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from oncely.cli import options, values
-from oncely.cli.terminal import Progress, put_json, say
-from oncely.core.errors import ConfigError
+from oncely.cli import options, terminal, values
+from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.shown import shown
 from oncely.stores.names import TABLE_NAME
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from oncely.spark.sink.counts import Counts, Report
 
 
@@ -46,10 +44,9 @@ def run(
     """Run the pipeline that a TOML file describes; --ledger, --table and --schema replace the
     file's.
     """
-    from rich.console import Console
-
     from oncely.spark.pipeline.config import read_config
     from oncely.spark.pipeline.run import WHOLE_ERRORS, run_pipeline
+    from oncely.spark.sink.counts import Counts, Report
 
     click.get_current_context().obj.verbose = verbose
     config = read_config(Path(file), ledger, table, schema)
@@ -59,45 +56,49 @@ def run(
         )
     if verbose:
         config.spark |= WHOLE_ERRORS
-    with Progress("starting Spark") as progress:
-        report = run_pipeline(
-            config,
-            lambda counts: progress.show(_progress_line(counts, progress.took_s)),
-            drains=drain,
-        )
-    if as_json:
-        put_json(report.as_dict())
-    else:
-        Console().print(report_table(config.pipeline.name, report))
+    latest = Counts()
+
+    def show(counts: Counts) -> None:
+        nonlocal latest
+        latest = counts
+        progress.show(_progress_line(counts, progress.took_s))
+
+    def put_report(report: Report) -> None:
+        if as_json:
+            terminal.put_json(report.as_dict())
+        else:
+            print(shown(config.pipeline.name))
+            terminal.put(terminal.fields_table(rows_of(report), terminal.aligned()))
+
+    with terminal.Progress("starting Spark") as progress:
+        try:
+            report = run_pipeline(config, show, drains=drain)
+        except OncelyError:
+            if latest.settled:
+                put_report(Report(latest.so_far(), progress.took_s))
+            raise
+    put_report(report)
     if report.stopped:
-        say("stopped; the next run continues with the messages that are left")
+        terminal.say("stopped; the next run continues with the messages that are left")
+    if report.has_failures:
+        name = shlex.quote(config.pipeline.consumer)
+        see = f"oncely waiting --consumer {name}; oncely dead groups --consumer {name}"
+        terminal.say(f"{report.counts.in_words()}; see: {see}")
     return int(report.has_failures)
 
 
 def _progress_line(counts: "Counts", took_s: float) -> str:
     if counts.received == 0:
         return f"Spark has started; no messages yet  {took_s:.0f} s"
-    duplicates = counts.duplicates_input + counts.duplicates_ledger
-    return (
-        f"received {counts.received:,}  handled {counts.handled:,}  duplicates {duplicates:,}  "
-        f"quarantined {counts.quarantined.total():,}  failed {counts.failed:,}  "
-        f"in doubt {counts.in_doubt:,}  waiting {counts.waiting:,}  "
-        f"to do {counts.received - counts.settled:,}  "
-        f"{took_s:.0f} s"
-    )
+    known = terminal.totals(counts.as_dict()) | {"to do": counts.received - counts.settled}
+    return "  ".join(f"{name} {count:,}" for name, count in known.items()) + f"  {took_s:.0f} s"
 
 
-def report_table(name: str, report: "Report") -> "Table":
-    """The report as a table for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
+def rows_of(report: "Report") -> dict[str, terminal.Cell]:
+    """The rows of a report's table; the commonest errors are the last ones."""
     counts = report.counts
-    table = Table(title=Text(shown(name)), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
     reasons = {f"quarantined: {name}": count for name, count in sorted(counts.quarantined.items())}
-    rows = {
+    return {
         "received": counts.received,
         "handled": counts.handled,
         "duplicates in the input": counts.duplicates_input,
@@ -106,10 +107,7 @@ def report_table(name: str, report: "Report") -> "Table":
         "failed": counts.failed,
         "in doubt": counts.in_doubt,
         "waiting": counts.waiting,
+        "seconds": f"{report.seconds:.1f}",
+        "messages/s": f"{counts.received / max(report.seconds, 0.001):,.0f}",
+        **terminal.error_rows(report.as_dict()["errors"]),
     }
-    for text, count in rows.items():
-        # As text: a handler's words are not markup.
-        table.add_row(Text(shown(text)), f"{count:,}", end_section=text in ("received", "waiting"))
-    table.add_row("seconds", f"{report.seconds:.1f}")
-    table.add_row("messages/s", f"{counts.received / max(report.seconds, 0.001):,.0f}")
-    return table

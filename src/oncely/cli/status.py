@@ -20,6 +20,7 @@ from oncely.cli.terminal import (
     put,
     put_found,
     put_json,
+    totals,
     unbroken,
     words,
 )
@@ -131,7 +132,7 @@ def _waiting(backlog: "Backlog") -> str:
 def _cells(summary: "ops.Summary") -> list[Cell]:
     oldest_s = summary.oldest_processing_s
     counts = {state.word: summary.counts.get(state, 0) for state in State}
-    counts[IN_DOUBT] = summary.in_doubt
+    counts |= {"failed": summary.failed, IN_DOUBT: summary.in_doubt}
     about = _ABOUT if summary.is_estimate else ""
     return [
         *(
@@ -161,14 +162,14 @@ def activity(ledger: "Ledger", as_json: bool) -> None:
     if as_json:
         put_json(found.as_dict())
         return
-    failed = ("failed\nattempts", "failed\npermanently")
+    failed = ("failed\nattempts", "failed")
     counts = ("handled", "duplicates", *failed, "in\ndoubt", "p50", "p95", "attempts")
     put_found(
         ("consumer", "last", *map(aligned, counts)),
         (
             (
                 *(consumer, name, rates.handled, rates.duplicates),
-                *(rates.failed, rates.exhausted, rates.in_doubt),
+                *(rates.failed_attempts, rates.failed, rates.in_doubt),
                 *(None if s is None else f"{s:g} s" for s in (rates.p50_s, rates.p95_s)),
                 None if rates.attempts is None else f"{rates.attempts:.2f}",
             )
@@ -211,19 +212,21 @@ def workers(ledger: "Ledger", as_json: bool) -> None:
 def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
     """List the runs on Spark, the newest first."""
     ops.check_kept(ledger)
-    found, now = ledger.operations.runs(limit), ledger.now()
+    found, now = ops.runs(ledger, limit), ledger.now()
     if as_json:
-        put_json({"runs": [run._asdict() for run in found]})
+        put_json({"runs": [{**run._asdict(), "is_killed": killed} for run, killed in found]})
         return
     put_found(
-        ("name", "consumer", unbroken("began"), aligned("took"), "totals"),
+        ("name", "consumer", unbroken("began"), unbroken("took"), "totals"),
         (
             (
                 *(run.name, run.consumer, moment(run.began, now)),
-                None if run.ended is None else span(run.ended - run.began),
-                cut(run.error or _totals_in_words(run.totals) or None),
+                loud("killed" if is_killed else "running", "dead" if is_killed else "")
+                if run.ended is None
+                else span(run.ended - run.began),
+                cut("; ".join(filter(None, (run.error, _totals_in_words(run.totals)))) or None),
             )
-            for run in found
+            for run, is_killed in found
         ),
         "no runs",
     )
@@ -255,11 +258,6 @@ def audit(ledger: "Ledger", limit: int, before: int | None, as_json: bool) -> No
     )
 
 
-def _totals_in_words(totals: Mapping[str, Any]) -> str:
+def _totals_in_words(found: Mapping[str, Any]) -> str:
     """What a run counted, if it is not nothing; the time that it took has a column."""
-    counted = {
-        name: sum(each.values()) if isinstance(each, Mapping) else each
-        for name, each in totals.items()
-        if name != "seconds"
-    }
-    return ", ".join(f"{words(name)} {count:,}" for name, count in counted.items() if count)
+    return ", ".join(f"{name} {count:,}" for name, count in totals(found).items() if count)

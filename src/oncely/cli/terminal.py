@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+from oncely.core.alike import Kinds, commonest
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.shown import shown, span
 
@@ -26,6 +27,7 @@ _ENDLESS = 100_000
 _FOLDED, _CUT = 8, 12
 """The least width of a column that is folded, and of one that gives way where that is enough."""
 _LONGEST = 200
+_MOST_ERRORS = 5
 _LOUD: Mapping[str, str] = {
     "failed": "red",
     "exhausted": "red",
@@ -193,12 +195,27 @@ def aligned(name: str = "") -> "Column":
     return Column(name, justify="right", no_wrap=True)
 
 
-def put_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
-    """Print a row for each count, under its name in words."""
+def put_counts(counts: Mapping[str, int], errors: Kinds | None = None, *, as_json: bool) -> None:
+    """Print a row for each count, under its name in words, and for each of the commonest errors."""
+    found = commonest(errors or {})
     if as_json:
-        put_json(counts)
+        put_json({**counts} if errors is None else {**counts, "errors": found})
     else:
-        put(fields_table({words(name): count for name, count in counts.items()}, aligned()))
+        put(fields_table({**totals(counts), **error_rows(found)}, aligned()))
+
+
+def totals(counts: Mapping[str, Any]) -> dict[str, int]:
+    """Counts by their names in words: those that are counted by kind as their sums."""
+    return {
+        words(name): sum(each.values()) if isinstance(each, Mapping) else each
+        for name, each in counts.items()
+        if name not in ("seconds", "errors")
+    }
+
+
+def error_rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Cell]:
+    """Rows of the commonest errors, which JSON has in this form."""
+    return {each["text"]: each["count"] for each in found[:_MOST_ERRORS]}
 
 
 def fields_table(fields: Mapping[str, Cell], values: "Column | str" = "") -> "Table":

@@ -1,6 +1,8 @@
 """ConsumerReport: what a consumer has done."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+
+from oncely.core.alike import Kinds
 
 
 @dataclass(slots=True)
@@ -20,3 +22,9 @@ class ConsumerReport:
     """Deliveries that became dead letters: the handler failed, or could not run."""
     deferred_sent: int = 0
     """Deferred messages of handlers that were sent."""
+    errors: Kinds = field(default_factory=dict, compare=False)
+    """Why attempts failed, and messages were set aside, by kind of error."""
+
+    def counts(self) -> dict[str, int]:
+        """The counts by their names, without the errors."""
+        return {name: value for name, value in asdict(self).items() if name != "errors"}

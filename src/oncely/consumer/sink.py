@@ -12,6 +12,7 @@ from oncely.consumer.report import ConsumerReport
 from oncely.consumer.settings import ConsumerSettings, Listener
 from oncely.consumer.source import DueRetries
 from oncely.consumer.turn import DeliveryTurn
+from oncely.core.alike import with_error
 from oncely.core.errors import BrokerRefused, OncelyError, StoreDenied, StoreError, TransportError
 from oncely.core.verdicts import (
     Ack,
@@ -76,6 +77,7 @@ class DeliverySink:
                 report.failed += 1
                 listeners = settings.on_failed
         error = turn.error or turn.refusal
+        report.errors = with_error(report.errors, error)
         told: dict[str, Any] = {
             "message_id": turn.message.id,
             "consumer": settings.name,

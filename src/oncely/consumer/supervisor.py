@@ -11,8 +11,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
 from functools import partial
+from operator import add
 from typing import Protocol
 
 from oncely._util.clock import monotonic
@@ -20,6 +20,7 @@ from oncely._util.pauses import Backoff
 from oncely.consumer.health import Health
 from oncely.consumer.lifeline import Listener
 from oncely.consumer.report import ConsumerReport
+from oncely.core.alike import both
 from oncely.core.errors import ConfigError, OncelyError
 
 _LOOK_EVERY_S = 0.05
@@ -228,4 +229,8 @@ class _Process:
 
 
 def _sum(reports: Sequence[ConsumerReport]) -> ConsumerReport:
-    return ConsumerReport(*map(sum, zip(*map(astuple, reports), strict=True)))
+    total = ConsumerReport()
+    for each in reports:
+        counts = map(add, total.counts().values(), each.counts().values())
+        total = ConsumerReport(*counts, errors=both(total.errors, each.errors))  # type: ignore[misc]
+    return total

@@ -51,10 +51,9 @@ class Activity(NamedTuple):
     began: int
     """The beginning of the period, in seconds since 1970."""
     handled: int = 0
+    failed_attempts: int = 0
     failed: int = 0
-    """Attempts that failed."""
-    exhausted: int = 0
-    """Messages that failed permanently: their attempts are among `failed`."""
+    """Messages that failed permanently: their attempts are among `failed_attempts`."""
     duplicates: int = 0
     in_doubt: int = 0
     """Claims that were found to be in doubt: refused, or granted again."""
@@ -68,6 +67,7 @@ class Run(NamedTuple):
     """A run on Spark: of a pipeline, of a batch, or of all batches of a stream together."""
 
     id: str
+    """That of its worker, a dot, and what tells it from others of that worker."""
     name: str
     consumer: str
     began: float

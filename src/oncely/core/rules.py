@@ -359,8 +359,9 @@ def _ask_after_failure(record: Record, ask: Acquire, now: float) -> Decision:
     due = record.lease_until
     if due is not None and not (ask.is_taken and due <= now):
         # The worker that takes it from the ledger when it is due runs it. This delivery is another
-        # copy, or was taken before the message failed.
-        return Decision(Waiting(record, due))
+        # copy, or was taken before the message failed. That it came is written: a run that takes
+        # the message later knows by that whether it has counted it.
+        return Decision(Waiting(record, due), Change(record.version + 1, {}))
     # Without an attempt it was reset: that allows it to run, whatever the policy is.
     match ask.policy.on_failed if record.attempts else "retry":
         case "retry" if ask.company is Company.AGAIN:

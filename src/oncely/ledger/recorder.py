@@ -91,7 +91,7 @@ class Recorder:
         # lock: a signal handler that asks the ledger may have interrupted the one who holds it, and
         # would wait for ever.
         self._telling = threading.Lock()
-        self._id = uuid4().hex
+        self.worker_id = uuid4().hex
         self._counted: deque[tuple[str, int, int]] = deque()
         """What was counted lately: consumer, place, and how many more."""
         self._new: _Counts = {}
@@ -162,7 +162,7 @@ class Recorder:
     def add(self, consumer: str, counts: Activity) -> None:
         """Count what others have done for a consumer, in the period that is now."""
         if self._store.keeps_operations:
-            new = (counts.handled, counts.failed, counts.exhausted, counts.duplicates)
+            new = (counts.handled, counts.failed_attempts, counts.failed, counts.duplicates)
             for bucket, count in enumerate((*new, counts.in_doubt)):
                 self._counted.append((consumer, bucket, count))
             self._start()
@@ -263,10 +263,10 @@ class Recorder:
             kept[:] = map(sum, zip(kept, counts, strict=True))
         self._new = {}
         rows = [
-            Activity._make((consumer, self._id, began, *counts[:_SECONDS], counts[_SECONDS:]))
+            Activity._make((consumer, self.worker_id, began, *counts[:_SECONDS], counts[_SECONDS:]))
             for (consumer, began), counts in self._kept.items()
         ]
-        who = (self._id, self.kind, self.consumer, _host(), os.getpid(), __version__)
+        who = (self.worker_id, self.kind, self.consumer, _host(), os.getpid(), __version__)
         worker = Worker(*who, now, now, len(self._claimed), Process.number)
         before = self._store.keep_worker(worker, rows)
         if self._told_at and (before or 0.0) < self._told_at and self._store.keeps_operations:
@@ -298,14 +298,14 @@ class Recorder:
         self._may_start.append(None)
         thread.join(_END_S)
         if not thread.is_alive():
-            self._id, self._kept, self._has_told = uuid4().hex, {}, False
+            self.worker_id, self._kept, self._has_told = uuid4().hex, {}, False
 
     def end(self) -> None:
         """Tell for the last time: called by the thread, when it was closed."""
         if not self._outage.goes_on:
             self.tell()
             with suppress(OncelyError):
-                self._store.end_worker(self._id)
+                self._store.end_worker(self.worker_id)
                 self._told_at = 0.0
         # Closing may not have waited for this: the connection that it took is given back as well.
         self._store.close()

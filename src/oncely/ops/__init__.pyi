@@ -1,4 +1,4 @@
-from .activity import FoundActivity, Point, Rates, activity
+from .activity import FoundActivity, Point, Rates, SeenRun, activity, runs
 from .auditing import Changed
 from .dead_workers import end_claim, worker_dead
 from .decisions import Probed, forget, happened, not_happened, probe, reset, retry
@@ -77,6 +77,7 @@ __all__ = [
     "Probed",
     "Rates",
     "Searched",
+    "SeenRun",
     "SeenWorker",
     "Selected",
     "Selection",
@@ -119,6 +120,7 @@ __all__ = [
     "retry_every_unsent",
     "retry_letters",
     "retry_unsent",
+    "runs",
     "search",
     "select",
     "status",

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from oncely.core.activity import PERIOD_S, Activity, quantile_s
+from oncely.core.activity import PERIOD_S, Activity, Run, quantile_s
 from oncely.ledger.ledger import Ledger
+from oncely.ops.workers import workers
 
 HOUR_S, DAY_S = 3_600.0, 86_400.0
+_COUNTED = ("handled", "failed_attempts", "failed", "duplicates", "in_doubt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +18,8 @@ class Rates:
     """What came of messages within a time."""
 
     handled: int
+    failed_attempts: int
     failed: int
-    """Attempts that failed."""
-    exhausted: int
     """Messages that failed permanently."""
     duplicates: int
     in_doubt: int
@@ -36,7 +37,7 @@ class Point(NamedTuple):
 
     began: int
     handled: int
-    failed: int
+    failed_attempts: int
     duplicates: int
     in_doubt: int
 
@@ -87,18 +88,33 @@ def _by_consumer(found: Iterable[Activity]) -> Mapping[str, Rates]:
     rates = {}
     for consumer, its in sorted(groups.items()):
         seconds = [each.seconds for each in its]
-        handled = sum(each.handled for each in its)
-        failed = sum(each.failed for each in its)
-        exhausted = sum(each.exhausted for each in its)
-        ended = handled + exhausted
+        counts = {name: sum(getattr(each, name) for each in its) for name in _COUNTED}
+        ended = counts["handled"] + counts["failed"]
+        attempts = counts["handled"] + counts["failed_attempts"]
         rates[consumer] = Rates(
-            handled=handled,
-            failed=failed,
-            exhausted=exhausted,
-            duplicates=sum(each.duplicates for each in its),
-            in_doubt=sum(each.in_doubt for each in its),
+            **counts,
             p50_s=quantile_s(seconds, 0.5),
             p95_s=quantile_s(seconds, 0.95),
-            attempts=round((handled + failed) / ended, 2) if ended else None,
+            attempts=round(attempts / ended, 2) if ended else None,
         )
     return rates
+
+
+class SeenRun(NamedTuple):
+    """A run on Spark, and whether it was killed."""
+
+    run: Run
+    is_killed: bool
+    """It has not ended, and its worker is dead: its totals are those that it told last."""
+
+
+def runs(ledger: Ledger, limit: int) -> Sequence[SeenRun]:
+    """The runs on Spark that began last, the newest first."""
+    # Before the runs, so that none that ends meanwhile is taken for killed.
+    asked_at, alive = ledger.now(), {each.worker.id for each in workers(ledger) if each.is_alive}
+
+    def is_killed(run: Run) -> bool:
+        is_over = run.ended is not None or run.began >= asked_at
+        return not is_over and run.id.partition(".")[0] not in alive
+
+    return [SeenRun(run, is_killed(run)) for run in ledger.operations.runs(limit)]

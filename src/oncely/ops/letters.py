@@ -2,7 +2,6 @@
 the error and its text.
 """
 
-import re
 import sys
 from base64 import b64encode
 from collections import deque
@@ -12,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
+from oncely.core.alike import alike
 from oncely.core.errors import (
     NAMES,
     ConfigError,
@@ -203,28 +203,8 @@ def masked_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 MOST_GROUPED = 10_000
 """So many dead letters are looked at."""
-_ALIKE = 300
-"""Characters of an error that tell it from others."""
 _ID = 12
 """Characters of a group's id."""
-
-# Before what is shorter, and would be found in it.
-_VARYING: Sequence[tuple[re.Pattern[str], str]] = [
-    (re.compile(pattern), placeholder)
-    for pattern, placeholder in (
-        (r"\b[a-z][a-z0-9+.-]*://\S+", "<url>"),
-        (r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", "<address>"),
-        (r'"[^"]*"', "<text>"),
-        (r"(?<!\w)'[^']*'(?!\w)", "<text>"),
-        (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "<id>"),
-        (r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?", "<time>"),
-        (r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b", "<address>"),
-        (r"\b0[xX][0-9a-fA-F]+\b", "<hex>"),
-        (r"\b(?=[0-9a-fA-F]*\d)(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-        (r"\b(?=[\w-]*\d)[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)+\b", "<id>"),
-        (r"\d+(?:[.,]\d+)*", "<n>"),
-    )
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +309,3 @@ def _unknown(id_: str) -> RefusedError:
 
 def _id_of(consumer: str, error: str) -> str:
     return digest(consumer, error)[:_ID]
-
-
-def alike(reason: str) -> str:
-    """What a reason has in common with others of its kind, passwords masked."""
-    [line, *_] = mask_passwords(reason[: 4 * _ALIKE]).strip().splitlines() or [""]
-    for pattern, placeholder in _VARYING:
-        line = pattern.sub(placeholder, line)
-    return line[:_ALIKE]

@@ -42,11 +42,17 @@ class Summary:
         """How many there are."""
         return sum(self.counts.values())
 
+    @property
+    def failed(self) -> int:
+        """Messages that failed, and do not wait in the ledger for a retry."""
+        return max(0, self.counts.get(State.FAILED, 0) - self.waiting)
+
     def as_dict(self) -> dict[str, Any]:
         """The summary as JSON has it."""
         return {
             "records": self.records,
             **{state.word: self.counts.get(state, 0) for state in State},
+            "failed": self.failed,
             **{each.name: getattr(self, each.name) for each in fields(self)[1:]},
         }
 

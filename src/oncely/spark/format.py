@@ -5,7 +5,8 @@ ledger.
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from pyspark.sql.types import StructType
 from oncely.core.errors import ConfigError, OncelyError, StoreError
 from oncely.lifecycle.heartbeat import AWAY
 from oncely.spark.handler_process.supervisor import TaskSupervisor
-from oncely.spark.ledgers import url_here
+from oncely.spark.ledgers import migrated_ledger, url_here
 from oncely.spark.modes.open_task import check_columns, run_task
 from oncely.spark.reader import SCHEMA, LedgerReader, read_reader_options
 from oncely.spark.sink.channel import TaskChannel, report_batch
@@ -107,6 +108,10 @@ class _BatchCommit:
     """The driver's part of a batch, of a stream or not."""
 
     def __init__(self, options: SinkOptions) -> None:
+        if options.since is None:
+            # The same for all tasks: what one task has failed, another does not take for old.
+            with suppress(OncelyError):
+                options = replace(options, since=migrated_ledger(options.address).now())
         self._options = options
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803
@@ -219,10 +224,10 @@ def _judge(options: SinkOptions, counts: Counts) -> None:
     """
     see = f"; see: oncely list --consumer {options.consumer} --state failed"
     # Only handlers that ran: a batch that had failed before passes.
-    ran = counts.handled + counts.errors
-    if options.max_failures is not None and counts.errors > options.max_failures * ran:
+    failed = counts.ran - counts.handled
+    if options.max_failures is not None and failed > options.max_failures * counts.ran:
         raise OncelyError(
-            f"{counts.errors:,} of {ran:,} messages failed, more than the share that option "
+            f"{failed:,} of {counts.ran:,} messages failed, more than the share that option "
             f"max_failures={options.max_failures:g} allows; last error: {counts.last_error}{see}"
         )
     left = counts.new - counts.handled

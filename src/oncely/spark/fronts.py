@@ -114,7 +114,7 @@ def _process(
     name = spark.sparkContext.appName or read.consumer
     with recorded.going_on(partial(migrated_ledger, read.address), name, read.consumer):
         report = _settled(messages, settings, function, partitions, writers)
-        recorded.add(report)
+        recorded.count(recorded.total + report.counts)
     return report
 
 

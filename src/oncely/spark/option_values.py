@@ -73,7 +73,7 @@ def share(given: Mapping[str, str], name: str) -> float | None:
         value = float(given[name])
     except ValueError:
         value = -1.0
-    if not 0 <= value < 1:
+    if not 0 <= value <= 1:
         raise ConfigError(f"option {name}: {given[name]!r} is not a share; write one such as 0.5")
     return value
 

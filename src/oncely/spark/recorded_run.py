@@ -14,6 +14,8 @@ from oncely.spark.sink.counts import Counts, Report
 
 _log = EventLog(__name__)
 
+_KEEP_EVERY_S = 1.0
+
 
 class RecordedRun:
     """A run: of a pipeline, of one batch, or of all batches of a stream together, which has ended
@@ -23,10 +25,9 @@ class RecordedRun:
     def __init__(self) -> None:
         self._kept_by: tuple[Ledger, Run] | None = None
         """The ledger, and the run as it began."""
-        self._began = time.monotonic()
-        self._counted = Counts()
-        self.report: Report | None = None
-        """What it came to, or has come to so far."""
+        self._began = self._kept_at = time.monotonic()
+        self.total = Counts()
+        """What was counted so far."""
         self._outage = Outage(
             _log,
             "run_not_kept",
@@ -45,8 +46,11 @@ class RecordedRun:
         if self._kept_by is None:
             with self._noted(name):
                 ledger, self._began = open_ledger(), time.monotonic()
-                self._kept_by = ledger, Run(uuid4().hex, name, consumer, ledger.now(), None, {})
                 ledger.recorder.works_as("spark", consumer)
+                # Now: by the worker's signs of life, a run at work is told from a killed one.
+                ledger.recorder.tell()
+                run_id = f"{ledger.recorder.worker_id}.{uuid4().hex[:8]}"
+                self._kept_by = ledger, Run(run_id, name, consumer, ledger.now(), None, {})
             self._keep(has_ended=False)
         try:
             yield
@@ -55,42 +59,41 @@ class RecordedRun:
             raise
         self._keep()
 
-    def add(self, report: Report) -> None:
-        """Count one more batch."""
-        before = self.report or Report(Counts(), 0.0)
-        total = before.counts + report.counts
-        self.report = Report(total, before.seconds + report.seconds)
-        self.count(total)
-
-    def count(self, committed: Counts) -> None:
-        """Count what was committed since the last time, for the consumer's activity."""
+    def count(self, total: Counts) -> None:
+        """Count what was settled since the last time, for the consumer's activity; and keep it now
+        and then, for the case that this process is killed.
+        """
         if self._kept_by is None:
             return
         ledger, run = self._kept_by
-        before, self._counted = self._counted, committed
-        failed = committed.failed + committed.waiting - before.failed - before.waiting
+        before, self.total = self.total, total
         new = Activity(
             run.consumer,
             "",
             0,
-            handled=committed.handled - before.handled,
-            failed=max(0, failed),
-            exhausted=committed.failed - before.failed,
-            duplicates=committed.duplicates - before.duplicates,
-            in_doubt=committed.in_doubt - before.in_doubt,
+            handled=total.handled - before.handled,
+            failed_attempts=total.failed_attempts - before.failed_attempts,
+            failed=total.newly_failed - before.newly_failed,
+            duplicates=total.duplicates - before.duplicates,
+            in_doubt=total.in_doubt - before.in_doubt,
         )
         if any(new[3:8]):
             ledger.recorder.add(run.consumer, new)
+        if total != before and time.monotonic() - self._kept_at > _KEEP_EVERY_S:
+            self._keep(has_ended=False)
 
     def _keep(self, error: BaseException | None = None, *, has_ended: bool = True) -> None:
         if self._kept_by is None:
             return
         ledger, run = self._kept_by
-        seconds = time.monotonic() - self._began
+        self._kept_at = time.monotonic()
+        seconds = self._kept_at - self._began
+        # The line that the command shows, or else what Python calls it.
+        line = " ".join(str(error).split()) if isinstance(error, OncelyError) else error
         run = run._replace(
             ended=run.began + seconds if has_ended else None,
-            totals={} if self.report is None else self.report.as_dict(),
-            error=None if error is None else describe(error),
+            totals=Report(self.total, seconds).as_dict(),
+            error=None if line is None else describe(line),
         )
         with self._noted(run.id):
             ledger.operations.keep_run(run)

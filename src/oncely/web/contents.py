@@ -85,7 +85,7 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
         labels=["" if hour % _LABELLED else f"{hour:02}:00" for hour in of_day],
         tallest=max((sum(each[1:]) for each in hours), default=0),
         hour=went_on.hour,
-        day=_worst(went_on.day, lambda each: each.in_doubt + each.failed + each.exhausted),
+        day=_worst(went_on.day, lambda each: each.in_doubt + each.failed_attempts + each.failed),
         day_count=len(went_on.day),
     )
 
@@ -203,7 +203,7 @@ def workers(ledger: Ledger, now: float) -> Contents:
 
 def runs(ledger: Ledger, limit: int, now: float) -> Contents:
     """The runs on Spark that began last; as `oncely runs --json` has them."""
-    found, more = ops.first(ledger.operations.runs(limit + 1), limit)
+    found, more = ops.first(ops.runs(ledger, limit + 1), limit)
     return _kept(ledger, now, runs=found, more=more)
 
 

@@ -20,6 +20,7 @@ from oncely._util import clock
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
+from oncely.core.alike import with_error
 from oncely.core.commands import Exhausted, Granted, InDoubt
 from oncely.core.errors import ConfigError, OncelyError, RefusedError
 from oncely.core.message import Message
@@ -373,10 +374,13 @@ class Batches:
             reached("batch_handled")
             self._complete(batch, claimed)
             return counts + Counts(handled=claimed.messages)
+        number = claimed.messages
+        errors = dict.fromkeys(with_error({}, turn.error), number)
+        counts += Counts(failed_attempts=number, errors=errors)
         if turn.ending is not None and turn.ending.counted is Counted.RETRIED:
-            return counts + Counts(waiting=claimed.messages)
+            return counts + Counts(waiting=number)
         self._fail(batch, claimed, recorded(turn.error))
-        return counts + Counts(failed=claimed.messages)
+        return counts + Counts(failed=number, newly_failed=number)
 
     # ---- The end of its messages ---------------------------------------------------------------
 
@@ -391,4 +395,5 @@ class Batches:
 
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
         batch.fail(claimed, error)
-        return Counts(received=claimed.messages, failed=claimed.messages)
+        number = claimed.messages
+        return Counts(received=number, failed=number, newly_failed=number)

@@ -189,6 +189,8 @@ class ChunkTask(ABC):
     def _settle(self, turns: Sequence[RowTurn]) -> None:
         """Process these, and those that stood behind them."""
         while turns:
+            if self._options.stops_early and self.counts.hopeless:
+                self._channel.refuse(self.counts.hopeless)
             self._channel.raise_if_stopping()
             if left := self._left_after_death(turns):
                 self._process(left)
@@ -325,7 +327,10 @@ class ChunkTask(ABC):
             case outcome:
                 wait_s = self._count_refused(turn, cast(Outcome, outcome))
         if wait_s is None and turn.taken is not None:
-            self._count_taken(turn, turn.taken)
+            if self._is_counted(turn):
+                self.counts.waiting -= 1
+            else:
+                self.counts.received += 1
         return wait_s
 
     def _count_end(self, turn: RowTurn, ending: Ending) -> float | None:
@@ -341,10 +346,11 @@ class ChunkTask(ABC):
                 self._tally.set_aside(turn.row, reason_of(turn.refusal))
             case Counted.FAILED | Counted.SET_ASIDE:
                 self.counts.failed += 1
-                self._tally.erred(turn.row.id, error)
+                self.counts.newly_failed += 1
+                self._tally.erred(turn.row.id, error, is_again=self._is_counted(turn))
             case Counted.RETRIED if is_kept:
                 self.counts.waiting += 1
-                self._tally.erred(turn.row.id, error)
+                self._tally.erred(turn.row.id, error, is_again=self._is_counted(turn))
             case Counted.RETRIED:
                 # By this task, as the ledger keeps no messages.
                 return cast(Delay, ending.verdict).delay_s
@@ -361,15 +367,14 @@ class ChunkTask(ABC):
         turn.held_since = turn.held_since or now
         return self._tally.refused(outcome, lambda: turn.row, now - turn.held_since)
 
-    def _count_taken(self, turn: RowTurn, taken: WaitingMessage) -> None:
-        """Count a message that was delivered before: earlier in this run, where it was counted as
-        waiting, or in an earlier run.
+    def _is_counted(self, turn: RowTurn) -> bool:
+        """Whether it was taken from the ledger, and was counted as waiting in this run: it had
+        failed in this run, or was delivered in it once more.
         """
+        if turn.taken is None:
+            return False
         former = None if turn.claim is None else turn.claim.former
-        failed_at = taken.since if former is None else former.last_seen
+        seen_at = turn.taken.since if former is None else former.last_seen
         # A reset removes the attempts: a dead letter was not counted as waiting.
         was_reset = former is not None and not former.attempts
-        if failed_at is not None and failed_at >= self._since and not was_reset:
-            self.counts.waiting -= 1
-        else:
-            self.counts.received += 1
+        return seen_at is not None and seen_at >= self._since and not was_reset

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from oncely.core.alike import with_error
 from oncely.core.commands import (
     Busy,
     Duplicate,
@@ -18,6 +19,7 @@ from oncely.core.control import Reject
 from oncely.core.errors import MessageError, describe
 from oncely.core.ids import check_id
 from oncely.core.policy import Policy
+from oncely.core.record import Record
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import Row
 
@@ -72,16 +74,19 @@ class RunTally:
                 self.counts.in_doubt += 1
             case Duplicate(record) | Handled(_, record):
                 self.duplicates([record.first_seen])
-            case Waiting(record) if record.first_seen >= self._since:
+            case Waiting(record) if record.last_seen >= self._since:
                 # Its first delivery in this run shows whether it still waits.
                 self.counts.duplicates_input += 1
-            case Waiting():
+            case Waiting(record):
                 self.counts.waiting += 1
+                self._note_old(record)
             case Exhausted(record) if re.match(REJECTED, record.error or ""):
                 # A rejected message is set aside again.
                 self.set_aside(row(), re.sub(REJECTED, "", record.error or ""))
-            case Exhausted():
+            case Exhausted(record, is_first):
                 self.counts.failed += 1
+                self.counts.newly_failed += is_first
+                self._note_old(record)
             case Mismatch():
                 self.set_aside(row(), MISMATCH)
         return None
@@ -92,9 +97,16 @@ class RunTally:
         self.counts.duplicates_input += in_input
         self.counts.duplicates_ledger += len(first_seen) - in_input
 
-    def erred(self, message_id: str, error: BaseException | None) -> None:
-        """Record a handler's failure, in addition to the count of its message."""
-        self.counts.errors += 1
+    def _note_old(self, record: Record) -> None:
+        self.counts.old_errors = with_error(self.counts.old_errors, record.error)
+
+    def erred(self, message_id: str, error: BaseException | None, *, is_again: bool) -> None:
+        """Record a failed attempt, in addition to the count of its message; `is_again` if that has
+        failed in this run before.
+        """
+        self.counts.failed_attempts += 1
+        if not is_again:
+            self.counts.errors = with_error(self.counts.errors, error)
         self.counts.last_error = f"message {message_id[:100]!r}: {describe(error or '', 200)}"
 
     def set_aside(self, row: Row, reason: str) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any
 
-from oncely.core.commands import Busy
+from oncely.core.commands import Busy, Granted, Waiting
 from oncely.core.errors import HandlerDied, UnstorableMessage
 from oncely.core.message import Message
+from oncely.core.record import Key
 from oncely.ledger.driver import Driver, run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.transacting import TransactionSource, run, run_together
@@ -119,3 +120,9 @@ class TransactionalTask(ChunkTask):
                     raise
 
         self._steadily(try_once)
+        if isinstance(turn.outcome, Waiting) and turn.taken is None:
+            # What was written of its delivery went with the transaction.
+            key = Key(self._options.consumer, turn.row.id)
+            again = self._steadily(lambda: self._ledger.claim(key, policy=self._policy))
+            if isinstance(again, Granted):
+                self._ledger.release(again.claim)

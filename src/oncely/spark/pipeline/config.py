@@ -70,8 +70,9 @@ class PipelineTable(Table):
     """How many tasks a batch has."""
     writers: int | None = Field(default=None, ge=1)
     """The most tasks that write at a time."""
-    max_failures: float | None = Field(default=None, ge=0, lt=1)
-    """The share of a batch that may fail; if more fail, the run ends."""
+    max_failures: float | None = Field(default=None, ge=0, le=1)
+    """The share of a batch that may fail; if more fail, the run ends. Without it, the run ends when
+    nearly all messages fail for one reason."""
 
 
 class SourceTable(Table):

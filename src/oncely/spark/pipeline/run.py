@@ -54,18 +54,22 @@ def run_pipeline(
             ledger.check_privileges("spark")
         with (
             told_to_stop() as stop,
+            # Outside of the session, which puts Spark's errors into the words that are kept.
+            recorded.going_on(lambda: ledger, pipeline.name, pipeline.consumer),
             session(pipeline.name, config.spark, lambda each: _told(each, config)) as spark,
             # Spark has set a SIGINT handler of its own by now.
             told_to_stop(stop),
-            recorded.going_on(lambda: ledger, pipeline.name, pipeline.consumer),
         ):
             began = time.monotonic()
-            run = _PipelineRun(config, spark, ledger, stop, on_progress, recorded, drains=drains)
-            committed = run.on_driver() if hasattr(spark, "sparkContext") else run.on_server()
-            on_progress(committed)
-            recorded.count(committed)
-            recorded.report = Report(committed, time.monotonic() - began, stop.is_set())
-            return recorded.report
+
+            def count(counts: Counts) -> None:
+                on_progress(counts)
+                recorded.count(counts.so_far())
+
+            run = _PipelineRun(config, spark, ledger, stop, count, drains=drains)
+            total = run.on_driver() if hasattr(spark, "sparkContext") else run.on_server()
+            count(total)
+            return Report(total, time.monotonic() - began, stop.is_set())
 
 
 @dataclass
@@ -77,12 +81,14 @@ class _PipelineRun:
     ledger: Ledger
     stop: threading.Event
     on_progress: OnProgress
-    recorded: RecordedRun
     _: KW_ONLY
     drains: bool
 
     def __post_init__(self) -> None:
         self._since = self.ledger.now()
+        pipeline = self.config.pipeline
+        self._stops_early = pipeline.handler is not None and pipeline.max_failures is None
+        """Whether it ends when nearly all messages fail for one reason."""
         self._pool = ThreadPoolExecutor(1, "oncely-due")
         self._due_run: Future[None] | None = None
         """Runs the messages that are due, while there is no batch that would take them."""
@@ -94,12 +100,17 @@ class _PipelineRun:
         try:
             query = _start(self.spark, self.config, settings)
             self._follow(query, channel, settings)
+            if not self.stop.is_set():
+                return channel.committed()
         finally:
             # After any end of the query, a due run must not go on.
             channel.stop(0)
             self._pool.shutdown()
+            # What tasks have settled of a batch that was not committed is in the ledger, too.
+            total = channel.progress().so_far()
+            self.on_progress(total)
             channel.close()
-        return channel.committed()
+        return total
 
     def on_server(self) -> Counts:
         """Run in a Spark Connect client, which tasks cannot reach."""
@@ -122,20 +133,21 @@ class _PipelineRun:
     ) -> None:
         """Wait for the end of the query, or stop it."""
         try:
-            while query.isActive and not channel.refusal and not self.stop.wait(_LOOK_S):
-                self.on_progress(channel.progress())
-                self.recorded.count(channel.committed())
+            while query.isActive and self._may_go_on(channel):
                 # Idle: no batch is running or will run soon, which would take the due messages.
                 has_interval = "processingTime" in self.config.trigger
                 if has_interval and self._waits and not query.status["isTriggerActive"]:
                     self._look(settings)
             error = query.exception()
+            goes_on, received = error is None and self._waits, -1
+            while goes_on and self._may_go_on(channel) and self._look(settings):
+                if self._due_run is None and not self.drains:
+                    # As long as there were messages of earlier runs: each of them is tried once.
+                    before, received = received, channel.committed().received
+                    goes_on = received > before
             if channel.refusal is not None:
                 channel.stop(_GRACE_S)
                 raise OncelyError(channel.refusal)
-            goes_on = error is None and self.drains and self._waits
-            while goes_on and self._look(settings) and not self.stop.wait(_LOOK_S):
-                self.on_progress(channel.progress())
             if error is None and self.stop.is_set():
                 channel.stop(_GRACE_S)
         finally:
@@ -143,6 +155,14 @@ class _PipelineRun:
             query.stop()
         if error is not None:
             raise error
+
+    def _may_go_on(self, channel: DriverChannel) -> bool:
+        """Tell how far it is, and wait a moment; return whether nothing ends the run."""
+        counts = channel.progress()
+        self.on_progress(counts)
+        if self._stops_early:
+            channel.refusal = channel.refusal or counts.hopeless
+        return channel.refusal is None and not self.stop.wait(_LOOK_S)
 
     def _look(self, settings: Mapping[str, str]) -> bool:
         """Return whether messages wait. Starts a run if some are due and no run is active. Raises
@@ -169,7 +189,8 @@ class _PipelineRun:
 
     def _settings(self, told: Mapping[str, str]) -> dict[str, str]:
         """The sink's settings, with which tasks report to this run."""
-        return {**self.config.sink_options, "since": str(self._since), **told}
+        early = {"stops_early": "true"} if self._stops_early else {}
+        return {**self.config.sink_options, "since": str(self._since), **early, **told}
 
 
 def _run_due(spark: SparkSession, settings: Mapping[str, str]) -> None:

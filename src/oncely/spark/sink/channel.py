@@ -83,7 +83,7 @@ class DriverChannel:
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         """The host:port for the sink's option."""
         self.refusal: str | None = None
-        """The permanent error of the store that has ended a task."""
+        """Why no task goes on: the permanent error of the store that has ended one, for example."""
         self._lock = threading.Lock()
         self._attempts: dict[str, _Attempt] = {}
         self._committed = Counts()
@@ -109,7 +109,9 @@ class DriverChannel:
             return self._committed
 
     def progress(self) -> Counts:
-        """The counts of committed batches, and of the open batch so far."""
+        """The counts of committed batches, and of the open batch so far: of the attempt of a task
+        that came furthest.
+        """
         with self._lock:
             self._forget_silent()
             furthest: dict[str, Counts] = {}
@@ -255,6 +257,7 @@ class TaskChannel:
         self._number = 0
         self._counts = Counts()
         self._again_s = 0.0
+        self._refusal: str | None = None
         self._line = None if address is None else (address, token)
         self._thread = threading.Thread(target=self._call_again, name="oncely-channel", daemon=True)
         if self._line is not None:
@@ -272,6 +275,11 @@ class TaskChannel:
         if self.stopping.is_set():
             raise Stopped("the pipeline was told to stop")
 
+    def refuse(self, why: str) -> None:
+        """Stop this task, and let the driver stop all others, for this reason."""
+        self._refusal = why
+        self.stopping.set()
+
     def wait(self, until: float) -> None:
         """Wait until that moment (monotonic). Raises Stopped."""
         self.stopping.wait(max(0.0, until - time.monotonic()))
@@ -285,10 +293,9 @@ class TaskChannel:
             return
         self._ended.set()
         self._thread.join()
-        # The counts of a failed attempt are dropped: its next attempt counts again.
-        self._counts = counts or Counts()
+        self._counts = counts or self._counts
         with contextlib.suppress(OSError, ValueError):
-            _ask(*self._line, self._said(is_running=False, refusal=refusal))
+            _ask(*self._line, self._said(is_running=False, refusal=refusal or self._refusal))
 
     def _call_again(self) -> None:
         """Call until the task has ended, also after it is told to stop: the driver waits for it."""

@@ -9,7 +9,8 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -18,10 +19,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from oncely.core.alike import Kinds, both, commonest
+
 MAX_REASONS = 50
 """The most reasons that are counted by name, over all tasks and batches."""
 OTHER_REASONS = "other reasons"
 _REASON_LENGTH = 200
+_FEW = 100
+_NEARLY_ALL = 0.95
 
 
 @dataclass
@@ -40,10 +45,16 @@ class Counts:
     in_doubt: int = 0
     waiting: int = 0
     """Failed messages that wait in the ledger for a retry."""
-    errors: int = field(default=0, compare=False)
-    """Failed and waiting messages whose handler ran in this run; others had failed before."""
+    newly_failed: int = field(default=0, compare=False)
+    """Messages that failed permanently in this run: others of `failed` had done so before."""
+    failed_attempts: int = field(default=0, compare=False)
+    """Attempts that failed: a message may have failed several times."""
+    errors: Kinds = field(default_factory=dict, compare=False)
+    """Messages that failed in this run, also if a retry has succeeded since."""
+    old_errors: Kinds = field(default_factory=dict, compare=False)
+    """Messages that had failed before, and were delivered again."""
     last_error: str = field(default="", compare=False)
-    """One of those errors, after the id of its message."""
+    """The error of a failed attempt, after the id of its message."""
 
     def __post_init__(self) -> None:
         # So that `vars` of counts, sent as JSON, makes counts again.
@@ -53,10 +64,17 @@ class Counts:
         numbers = {
             each.name: getattr(self, each.name) + getattr(other, each.name)
             for each in fields(self)
-            if each.name not in {"quarantined", "last_error"}
+            if each.type is int
         }
-        last_error = other.last_error or self.last_error
-        total = Counts(quarantined=self.quarantined, last_error=last_error, **numbers)
+        total = Counts(
+            quarantined=self.quarantined,
+            errors=both(self.errors, other.errors) if other.errors else self.errors,
+            old_errors=both(self.old_errors, other.old_errors)
+            if other.old_errors
+            else self.old_errors,
+            last_error=other.last_error or self.last_error,
+            **numbers,
+        )
         for reason, count in other.quarantined.items():
             total.set_aside(reason, count)
         return total
@@ -83,6 +101,32 @@ class Counts:
         """Deliveries whose result is known."""
         return self.new + self.duplicates
 
+    def so_far(self) -> "Counts":
+        """The same of an end before all is settled: without the deliveries that are not."""
+        return replace(self, received=self.settled)
+
+    @property
+    def ran(self) -> int:
+        """Messages whose handlers ran."""
+        return self.handled + sum(self.errors.values())
+
+    @property
+    def hopeless(self) -> str | None:
+        """Why it is of no use to try more: nearly all handlers have failed for one reason."""
+        text, count = max(self.errors.items(), key=itemgetter(1), default=("", 0))
+        if self.ran < _FEW or count < _NEARLY_ALL * self.ran:
+            return None
+        return (
+            f"stopped early, since {count:,} of {self.ran:,} messages failed for one reason: {text}"
+            "; no others were tried. Correct it, and run again; or write max_failures = 1, which "
+            "never stops"
+        )
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether messages failed, wait for a retry because they failed, or are in doubt."""
+        return bool(self.failed or self.waiting or self.in_doubt)
+
     def in_words(self) -> str:
         """The counts of messages that were not handled, as text."""
         parts = {
@@ -104,6 +148,8 @@ class Counts:
             "failed": self.failed,
             "in_doubt": self.in_doubt,
             "waiting": self.waiting,
+            # Of a run in which all has succeeded in the end, none is of interest.
+            "errors": commonest(both(self.errors, self.old_errors)) if self.has_failures else [],
         }
 
 
@@ -153,8 +199,8 @@ class Report:
 
     @property
     def has_failures(self) -> bool:
-        """Whether messages failed permanently or are in doubt."""
-        return bool(self.failed or self.in_doubt)
+        """Whether messages failed, wait for a retry because they failed, or are in doubt."""
+        return self.counts.has_failures
 
     def as_dict(self) -> dict[str, Any]:
         """The report under the names that `--json` prints."""

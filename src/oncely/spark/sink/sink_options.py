@@ -106,6 +106,8 @@ class SinkOptions:
     none was."""
     max_failures: float | None
     """The share of a batch's handler runs that may fail; if more fail, its commit raises."""
+    stops_early: bool
+    """Whether a task ends when nearly all handlers have failed for one reason: in a pipeline."""
 
     def whole_policy(self) -> Policy:
         """The policy with its probe. Raises ConfigError if that cannot be imported."""
@@ -171,6 +173,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         if "fail_if" in given
         else None,
         max_failures=share(given, "max_failures"),
+        stops_early="stops_early" in given,
     )
 
 

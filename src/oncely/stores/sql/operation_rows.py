@@ -17,7 +17,12 @@ from oncely.stores.sql.row_values import read
 
 K = TypeVar("K", Activity, AuditEntry, Run, Worker)
 
-_COLUMNS = {"consumer": "provider", "by": "changed_by"}
+_COLUMNS = {
+    "consumer": "provider",
+    "by": "changed_by",
+    "failed_attempts": "failed",
+    "failed": "exhausted",
+}
 """The columns that are not named as the fields."""
 _STOPPED_S = 86_400.0
 """For how long it is kept that a worker has stopped."""
