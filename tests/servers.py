@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -424,6 +425,54 @@ class Redis(Server):
                 return bool(client.ping())
             except (redis.ConnectionError, redis.TimeoutError):
                 return False
+
+
+class Nats(Server):
+    """A NATS server with JetStream."""
+
+    name = "NATS"
+    package = "nats-server"
+    programs = ("nats-server",)
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    def _prepare(self) -> None:
+        self.data.mkdir()
+
+    def _command(self) -> Sequence[str | Path]:
+        at = ("--addr", HOST, "--port", str(self.port))
+        return [*self._programs, *at, "--jetstream", "--store_dir", self.data]
+
+    def _answers(self) -> bool:
+        return _listens(self.port)
+
+
+class Moto(Server):
+    """Amazon's SQS, as the package moto plays it, in memory."""
+
+    name = "moto"
+    package = "moto"
+    programs = ()
+
+    @property
+    def url(self) -> str:
+        return f"sqs://eu-central-1?endpoint=http://{HOST}:{self.port}"
+
+    def _prepare(self) -> None:
+        self.data.mkdir()
+
+    def _command(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.port)]
+
+    def _answers(self) -> bool:
+        return _listens(self.port)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return not probe.connect_ex((HOST, port))
 
 
 _NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
-from oncely.core.errors import storable
+from oncely.core.errors import ConfigError, storable
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack
 from oncely.transports.open_transport import open_transport
 from oncely.transports.plugins import SOURCES, opened_by
 from oncely.transports.transport import Delivery, Transport
+
+_DRIVERS = {"nats": "nats", "redis": "redis", "boto3": "sqs", "botocore": "sqs"}
+"""The extras that install the drivers."""
 
 
 class Source(Protocol):
@@ -39,10 +42,24 @@ class Source(Protocol):
 
 
 def open_source(url: str, queue: str) -> Source:
-    """The source of a queue at a URL: of every transport, and of what other packages add by the
-    entry points `oncely.sources`. Raises ConfigError, which says what to type instead.
+    """The source of a queue at a URL: of every transport, and of what this package and others add
+    by the entry points `oncely.sources`. Raises ConfigError, which says what to type instead.
     """
-    other = opened_by(SOURCES, url, queue)
+    try:
+        other = opened_by(SOURCES, url, queue)
+    except ModuleNotFoundError as error:
+        if error.name not in _DRIVERS:
+            raise
+        extra = _DRIVERS[error.name]
+        raise ConfigError(
+            f"source: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
+        ) from error
+    except (TypeError, ValueError):
+        # Not shown: of what cannot be parsed, nobody knows where the password is.
+        kind = url.partition("://")[0]
+        raise ConfigError(
+            f"source: this is not a URL of {kind}; see docs/how-to/bridge.md"
+        ) from None
     return TransportSource(open_transport(url), queue) if other is None else cast(Source, other)
 
 
