@@ -97,15 +97,19 @@ def kafka() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def nats_server() -> Iterator[str]:
-    """The URL of the NATS that tests share."""
+def nats_url() -> Iterator[str]:
+    """The URL of the NATS that tests share, each with streams of its own."""
     yield from _shared(Nats, "ONCELY_TEST_NATS_URL")
 
 
 @pytest.fixture(scope="session")
-def moto_server() -> Iterator[str]:
-    """The URL of the SQS that tests share."""
-    with Moto() as server:
+def sqs_url() -> Iterator[str]:
+    """The URL of the SQS that tests share, each with queues of its own; whoever calls it has
+    credentials, and tries once.
+    """
+    with Moto() as server, pytest.MonkeyPatch.context() as patched:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_MAX_ATTEMPTS"):
+            patched.setenv(name, "1")
         yield server.url
 
 
@@ -122,7 +126,6 @@ def _private(kind: type[Server]) -> Callable[[], Iterator[Server]]:
 private_postgresql = _private(Postgresql)
 private_mariadb = _private(MariaDb)
 private_redis = _private(Redis)
-private_nats = _private(Nats)
 private_rabbitmq = _private(Rabbitmq)
 private_kafka = _private(Kafka)
 
@@ -254,27 +257,6 @@ def redis_url(redis_server: str) -> Iterator[str]:
         with redis.Redis.from_url(url) as client:
             client.flushdb()
         yield url
-
-
-@pytest.fixture
-def nats_url(nats_server: str) -> Iterator[str]:
-    """The URL of a NATS without the streams that tests use."""
-    from tests.senders import delete_stream
-
-    with _alone_at("ONCELY_TEST_NATS_URL"):
-        delete_stream(nats_server)
-        yield nats_server
-
-
-@pytest.fixture
-def sqs_url(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an SQS without queues; whoever calls it has credentials, and tries once."""
-    from urllib.request import Request, urlopen
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_MAX_ATTEMPTS"):
-        monkeypatch.setenv(name, "1")
-    urlopen(Request(f"{moto_server.partition('=')[2]}/moto-api/reset", method="POST")).close()
-    return moto_server
 
 
 @pytest.fixture

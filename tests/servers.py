@@ -93,17 +93,18 @@ class Server(ABC):
     def url(self) -> str:
         """Where it is, as oncely wants to be told."""
 
-    @abstractmethod
     def _prepare(self) -> None:
         """Make `data`."""
+        self.data.mkdir()
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]:
         """What runs it in the foreground."""
 
-    @abstractmethod
     def _answers(self) -> bool:
         """Whether it serves clients."""
+        with socket.socket() as probe:
+            return not probe.connect_ex((HOST, self.port))
 
     @property
     def data(self) -> Path:
@@ -401,9 +402,6 @@ class Redis(Server):
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}/0"
 
-    def _prepare(self) -> None:
-        self.data.mkdir()
-
     def _command(self) -> Sequence[str | Path]:
         settings = {
             "bind": HOST,
@@ -438,41 +436,22 @@ class Nats(Server):
     def url(self) -> str:
         return f"nats://{HOST}:{self.port}"
 
-    def _prepare(self) -> None:
-        self.data.mkdir()
-
     def _command(self) -> Sequence[str | Path]:
-        at = ("--addr", HOST, "--port", str(self.port))
-        return [*self._programs, *at, "--jetstream", "--store_dir", self.data]
-
-    def _answers(self) -> bool:
-        return _listens(self.port)
+        return [*self._programs, "-a", HOST, "-p", str(self.port), "-js", "-sd", self.data]
 
 
 class Moto(Server):
     """Amazon's SQS, as the package moto plays it, in memory."""
 
-    name = "moto"
-    package = "moto"
+    name = package = "moto"
     programs = ()
 
     @property
     def url(self) -> str:
         return f"sqs://eu-central-1?endpoint=http://{HOST}:{self.port}"
 
-    def _prepare(self) -> None:
-        self.data.mkdir()
-
     def _command(self) -> Sequence[str | Path]:
         return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.port)]
-
-    def _answers(self) -> bool:
-        return _listens(self.port)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return not probe.connect_ex((HOST, port))
 
 
 _NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
@@ -716,9 +695,8 @@ class Kafka(Server):
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, self.port)):
-                return False
+        if not super()._answers():
+            return False
         try:
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
             return bool(client.list_topics(timeout=_ASK_TIMEOUT_S).brokers)

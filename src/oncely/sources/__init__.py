@@ -48,9 +48,8 @@ def open_source(url: str, queue: str) -> Source:
     try:
         other = opened_by(SOURCES, url, queue)
     except ModuleNotFoundError as error:
-        if error.name not in _DRIVERS:
+        if (extra := _DRIVERS.get(error.name or "")) is None:
             raise
-        extra = _DRIVERS[error.name]
         raise ConfigError(
             f"source: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
         ) from error

@@ -1,9 +1,7 @@
 """Streams of Redis as sources, read by a consumer group."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from redis import ConnectionPool, Redis, RedisError, ResponseError
@@ -11,8 +9,7 @@ from redis.connection import parse_url
 
 from oncely.core.durations import positive_seconds
 from oncely.core.message import Message
-from oncely.sources import without_id
-from oncely.sources.reading import read_message, transport_errors
+from oncely.sources.messages import redis_message, transport_errors
 
 _HARM = 'receive each message again and again; write "60s"'
 _OURS: Any = {"decode_responses": False, "protocol": 2, "socket_timeout": 10.0}
@@ -43,7 +40,7 @@ class RedisStreamSource:
                 streams = self._redis.xreadgroup(*ours[1:], after, max_messages, wait_ms)
                 found = streams[0][1] if streams else []
         self._batch = [entry_id for entry_id, _ in found]
-        return [self._message(entry_id.decode(), raw) for entry_id, raw in found]
+        return [redis_message(self._at[0], entry_id.decode(), raw) for entry_id, raw in found]
 
     def acknowledge(self) -> None:
         with transport_errors(RedisError):
@@ -55,15 +52,3 @@ class RedisStreamSource:
 
     def close(self) -> None:
         self._redis.connection_pool.disconnect()
-
-    def _message(self, entry_id: str, raw: Mapping[bytes, bytes]) -> Message:
-        fields = {n.decode(errors="replace"): v.decode(errors="replace") for n, v in raw.items()}
-        time = None
-        with suppress(ValueError, OverflowError, OSError):
-            time = datetime.fromtimestamp(int(entry_id.partition("-")[0]) / 1_000, UTC)
-        body = raw.get(b"body", json.dumps(fields).encode())
-        fields.pop("body", None)
-        given_id = fields.pop("id", "") or f"{self._at[0]}:{entry_id}"
-        message = read_message(given_id, body, fields, time)
-        is_text = b"body" in raw or "\ufffd" not in str(fields)
-        return message if is_text else without_id(message, "a field is not UTF-8")

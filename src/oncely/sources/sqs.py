@@ -1,9 +1,6 @@
 """Queues of Amazon SQS as sources. Credentials are found as boto3 finds them."""
 
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from hashlib import sha256
+from collections.abc import Sequence
 from typing import Any
 
 import boto3
@@ -11,7 +8,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from oncely.core.errors import TransportError
 from oncely.core.message import Message
-from oncely.sources.reading import read_message, transport_errors
+from oncely.sources.messages import sqs_message, transport_errors
 from oncely.transports.url_values import read_values, text
 
 _ALL = {"MessageSystemAttributeNames": ["All"], "MessageAttributeNames": ["All"]}
@@ -36,7 +33,7 @@ class SqsSource:
             if "Messages" not in answer:
                 break
             self._batch += answer["Messages"]
-        return [_message(each) for each in self._batch]
+        return [sqs_message(each) for each in self._batch]
 
     def acknowledge(self) -> None:
         for at in range(0, len(self._batch), 10):
@@ -57,17 +54,3 @@ class SqsSource:
         with transport_errors(BotoCoreError, ClientError):
             self._url = self._url or self._sqs.get_queue_url(QueueName=self._queue)["QueueUrl"]
             return getattr(self._sqs, name)(QueueUrl=self._url, **arguments)
-
-
-def _message(raw: Mapping[str, Any]) -> Message:
-    system, body = raw["Attributes"], raw["Body"].encode()
-    group, own_id = system.get("MessageGroupId"), system.get("MessageDeduplicationId")
-    headers = {
-        name: value.get("StringValue") or b64encode(value.get("BinaryValue", b"")).decode()
-        for name, value in raw.get("MessageAttributes", {}).items()
-    }
-    # A hash of the body is the same for other messages. Groups may have ids of their own.
-    is_own = own_id and own_id != sha256(body).hexdigest()
-    given_id = f"{group}/{own_id}" if is_own else raw["MessageId"]
-    time = datetime.fromtimestamp(int(system["SentTimestamp"]) / 1_000, UTC)
-    return read_message(given_id, body, headers, time, key=group)
