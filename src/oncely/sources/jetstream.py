@@ -19,9 +19,8 @@ class JetStreamSource:
     """A stream, or STREAM/CONSUMER: a durable pull consumer of it, made where it is missing."""
 
     def __init__(self, url: str, queue: str) -> None:
-        self._url, self._runner, self._client = url, Runner(), Client()
         self._stream, self._consumer = f"{queue}/oncely".split("/")[:2]
-        self._batch: list[Any] = []
+        self._url, self._runner, self._client, self._batch = url, Runner(), Client(), list[Any]()
 
     def receive(self, max_messages: int, wait_s: float) -> Sequence[Message]:
         self._batch = self._run(self._pull(max_messages, max(wait_s, 0.1)))

@@ -1,8 +1,4 @@
-"""Messages as their brokers have them, and errors of the brokers' drivers.
-
-Headers, attributes and fields are decoded with `errors="replace"`: ids that differ may look the
-same then, and so count as unreadable.
-"""
+"""Messages as their brokers have them, and errors of the brokers' drivers."""
 
 import json
 from base64 import b64encode
@@ -19,6 +15,7 @@ from oncely.sources import without_id
 _FIELDS = {"type": "type", "source": "source", "content-type": "content_type", "key": "key"}
 """Fields of a message, by the headers that hold them."""
 _LOST = "\ufffd"
+"""In place of what is not UTF-8: ids that differ may look the same then."""
 
 
 @contextmanager
