@@ -184,6 +184,20 @@ def test_ids_of_nats(nats_url: str, queue: str) -> None:
     assert (second.id, second.headers) == ("", told)
 
 
+@pytest.mark.parametrize("terms", [{"ack_policy": "none"}, {"deliver_subject": "pushed"}])
+def test_other_consumers_of_nats(nats_url: str, queue: str, terms: dict[str, Any]) -> None:
+    """One that would lose messages, or that is not to be pulled, is refused."""
+
+    async def make() -> None:
+        async with await nats.connect(nats_url) as client:
+            await client.jetstream().add_consumer(queue, durable_name="other", **terms)
+
+    send_to_nats(nats_url, queue, [])
+    asyncio.run(make())
+    with closing(open_source(nats_url, f"{queue}/other")) as source, pytest.raises(ConfigError):
+        source.receive(1, 1)
+
+
 def test_fields_of_redis(redis_url: str, queue: str) -> None:
     """Without a field `body`, all fields are the body, if they are text. Groups read apart."""
     send_to_redis(redis_url, queue, [({"id": "a"}, b"\xff"), ({"id": b"\xff"}, b"")])
