@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-watching bench-dashboard demo clean
+.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-watching bench-dashboard demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,13 +67,16 @@ test-spark-faults: .venv/.ready servers ## every fault on Spark with N messages 
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_SPARK_FAULTS=$(or $(N),2000) ONCELY_TEST_BACKFILL=20000 scripts/pytest.sh -s tests/spark_faults tests/spark/test_batches_killed.py tests/spark/test_backfill.py
 
 campaign: .venv/.ready servers .venv/spark.jsa ## all tests on every store and in every case, not only those in turn; with many more kills, keys and seeds
-	@ONCELY_TEST_ALL=1 ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder --timeout 3600
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_KEYS=10000 ONCELY_TEST_KILLS=20 ONCELY_TEST_KILLS_POSTGRESQL=200 ONCELY_TEST_KILLS_MYSQL=100 ONCELY_TEST_RELAYED=5000 ONCELY_TEST_BRIDGE_KILLS=50 ONCELY_TEST_ENDED_SESSIONS=2000 ONCELY_TEST_SEEDS=500 scripts/pytest.sh -n 5 --dist loadscope --no-loadscope-reorder --timeout 3600
 
 queue-kills: .venv/.ready servers ## kill 20 workers at a queue in PostgreSQL, over N messages (N=20000)
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_QUEUE_KILLS=$(or $(N),20000) scripts/pytest.sh tests/integration/test_queue_kills.py -k "not kafka"
 
 kafka-kills: .venv/.ready servers ## kill workers at a topic of Kafka, and the broker twice, over N messages (N=100000)
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_KAFKA_KILLS=$(or $(N),100000) scripts/pytest.sh tests/integration/test_queue_kills.py -k kafka
+
+bridge-kills: .venv/.ready servers ## kill a bridge N times at each broker that has a source (N=50)
+	@ONCELY_TEST_BRIDGE_KILLS=$(or $(N),50) scripts/pytest.sh tests/integration/test_ready_sources.py -k killed
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py

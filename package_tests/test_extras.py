@@ -18,6 +18,8 @@ SERVERS = {
     "redis": "redis_url",
     "kafka": "kafka_url",
     "rabbitmq": "rabbitmq_url",
+    "nats": "nats_url",
+    "sqs": "sqs_url",
 }
 EXTRAS = sorted(program.stem.removeprefix("with_") for program in SMOKE.glob("with_*.py"))
 

@@ -31,6 +31,7 @@ find_missing() {
     [ -n "${ONCELY_TEST_MYSQL_URL:-}" ] || has mariadb-install-db mariadbd || echo mariadb-server
     [ -n "${ONCELY_TEST_REDIS_URL:-}" ] || has redis-server || echo redis-server
     [ -n "${ONCELY_TEST_RABBITMQ_URL:-}" ] || has rabbitmq-server erl_call || echo rabbitmq-server
+    [ -n "${ONCELY_TEST_NATS_URL:-}" ] || has nats-server || echo nats-server
     has_kafka || has mvn || echo maven
     has_kafka || has java || echo default-jre-headless
     has chromium chromedriver || echo chromium chromium-driver

@@ -20,6 +20,8 @@ from tests.servers import (
     Kafka,
     MariaDb,
     MissingProgram,
+    Moto,
+    Nats,
     PgBouncer,
     Postgresql,
     Rabbitmq,
@@ -92,6 +94,23 @@ def rabbitmq() -> Iterator[Rabbitmq]:
 def kafka() -> Iterator[str]:
     """The URL of the Kafka that tests share."""
     yield from _shared(Kafka, "ONCELY_TEST_KAFKA_URL")
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    """The URL of the NATS that tests share, each with streams of its own."""
+    yield from _shared(Nats, "ONCELY_TEST_NATS_URL")
+
+
+@pytest.fixture(scope="session")
+def sqs_url() -> Iterator[str]:
+    """The URL of the SQS that tests share, each with queues of its own; whoever calls it has
+    credentials, and tries once.
+    """
+    with Moto() as server, pytest.MonkeyPatch.context() as patched:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_MAX_ATTEMPTS"):
+            patched.setenv(name, "1")
+        yield server.url
 
 
 def _private(kind: type[Server]) -> Callable[[], Iterator[Server]]:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -92,17 +93,18 @@ class Server(ABC):
     def url(self) -> str:
         """Where it is, as oncely wants to be told."""
 
-    @abstractmethod
     def _prepare(self) -> None:
         """Make `data`."""
+        self.data.mkdir()
 
     @abstractmethod
     def _command(self) -> Sequence[str | Path]:
         """What runs it in the foreground."""
 
-    @abstractmethod
     def _answers(self) -> bool:
         """Whether it serves clients."""
+        with socket.socket() as probe:
+            return not probe.connect_ex((HOST, self.port))
 
     @property
     def data(self) -> Path:
@@ -400,9 +402,6 @@ class Redis(Server):
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}/0"
 
-    def _prepare(self) -> None:
-        self.data.mkdir()
-
     def _command(self) -> Sequence[str | Path]:
         settings = {
             "bind": HOST,
@@ -424,6 +423,35 @@ class Redis(Server):
                 return bool(client.ping())
             except (redis.ConnectionError, redis.TimeoutError):
                 return False
+
+
+class Nats(Server):
+    """A NATS server with JetStream."""
+
+    name = "NATS"
+    package = "nats-server"
+    programs = ("nats-server",)
+
+    @property
+    def url(self) -> str:
+        return f"nats://{HOST}:{self.port}"
+
+    def _command(self) -> Sequence[str | Path]:
+        return [*self._programs, "-a", HOST, "-p", str(self.port), "-js", "-sd", self.data]
+
+
+class Moto(Server):
+    """Amazon's SQS, as the package moto plays it, in memory."""
+
+    name = package = "moto"
+    programs = ()
+
+    @property
+    def url(self) -> str:
+        return f"sqs://eu-central-1?endpoint=http://{HOST}:{self.port}"
+
+    def _command(self) -> Sequence[str | Path]:
+        return [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.port)]
 
 
 _NO_BUSY_WAIT = "+sbwt none +sbwtdcpu none +sbwtdio none"
@@ -667,9 +695,8 @@ class Kafka(Server):
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        with socket.socket() as probe:
-            if probe.connect_ex((HOST, self.port)):
-                return False
+        if not super()._answers():
+            return False
         try:
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
             return bool(client.list_topics(timeout=_ASK_TIMEOUT_S).brokers)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conditions import wait_until
-from tests.kills import killed_at
 
 from oncely import (
     BridgeReport,
@@ -24,9 +22,7 @@ from oncely import (
     TransportError,
     bridge,
     open_ledger,
-    open_transport,
 )
-from oncely.sources import open_source
 
 QUEUE = "orders"
 UNUSABLE = {
@@ -112,34 +108,6 @@ def test_messages_stay_as_they_are(ledger_url: str, tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"type": None, "headers": {}, "source": None, "time": None}
     assert second == {"id": "b", "body": "é", "key": None, **nothing}
     assert [line["id"] or "" for line in others] == [each.id for each in UNUSABLE.values()]
-
-
-@pytest.mark.parametrize("point", ["bridge_received", "bridge_stored", "bridge_acknowledged"])
-def test_killed_on_the_way(rabbitmq_url: str, sqlite_ledger_url: str, point: str) -> None:
-    """Nothing is lost, and the consumer handles each message once: copies have its id."""
-    ids = [f"m{n:03}" for n in range(200)]
-
-    def work() -> None:
-        with (
-            closing(open_ledger(sqlite_ledger_url)) as ledger,
-            closing(open_source(rabbitmq_url, QUEUE)) as source,
-        ):
-            bridge(source, ledger, drain=True)
-
-    with closing(open_transport(rabbitmq_url)) as transport:
-        transport.publish(QUEUE, [*map(Message, ids)])
-        assert killed_at(point, work)
-        found: list[str] = []
-
-        def are_handled() -> bool:
-            # The broker may still believe that the process has its messages.
-            work()
-            found.extend(message.id for message in handled(sqlite_ledger_url))
-            return len(found) >= len(ids)
-
-        wait_until(are_handled)
-        assert sorted(found) == ids
-        assert transport.is_drained(QUEUE)
 
 
 def test_what_is_away_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,9 @@
 
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from tests.servers import free_port
 from oncely.core.errors import ConfigError, StoreError, StoreUnavailable
 from oncely.core.record import Key
 from oncely.ledger.ledger import Ledger, open_ledger
+from oncely.sources import open_source
+from oncely.transports.open_transport import open_transport
 
 _KINDS = ("sqlite", "postgresql", "mysql")
 _SECRET = "hunter2"
@@ -119,25 +123,38 @@ def test_engine_without_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "driver", "extra"),
+    ("open_it", "url", "driver", "extra"),
     [
-        ("postgresql://anna@host/x", "psycopg", "postgresql"),
-        ("postgres://anna@host/x", "psycopg", "postgresql"),
-        ("mysql://anna@host/x", "pymysql", "mysql"),
-        ("mariadb://anna@host/x", "pymysql", "mysql"),
+        (open_ledger, "postgresql://anna@host/x", "psycopg", "postgresql"),
+        (open_ledger, "postgres://anna@host/x", "psycopg", "postgresql"),
+        (open_ledger, "mysql://anna@host/x", "pymysql", "mysql"),
+        (open_ledger, "mariadb://anna@host/x", "pymysql", "mysql"),
+        (open_transport, "amqp://host", "pika", "rabbitmq"),
+        (open_transport, "kafka://host", "confluent_kafka", "kafka"),
+        (partial(open_source, queue="q"), "tls://host", "nats", "nats"),
+        (partial(open_source, queue="q"), "rediss://host", "redis", "redis"),
+        (partial(open_source, queue="q"), "sqs://eu-central-1", "boto3", "sqs"),
     ],
 )
 @pytest.mark.parametrize("is_known", [True, False])
 def test_missing_driver(
-    url: str, driver: str, extra: str, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+    open_it: Callable[[str], object],
+    url: str,
+    driver: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_known: bool,
 ) -> None:
     """A driver that is not installed is named, with what installs it."""
+    ours = ["oncely.sources.", "oncely.transports.kafka", "oncely.transports.rabbitmq"]
     if not is_known:
-        for name in ("postgresql", "mysql"):
-            monkeypatch.delitem(sys.modules, f"oncely.stores.sql.{name}", raising=False)
+        ours += ["oncely.stores.sql.postgresql", "oncely.stores.sql.mysql"]
+    for name in [name for name in sys.modules if name.startswith(tuple(ours))]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, driver, None)
-    with pytest.raises(ConfigError, match=rf"{driver} is not .*pip install 'oncely\[{extra}\]'"):
-        open_ledger(url)
+    with pytest.raises(ConfigError, match=rf"{driver}.* is not .*pip install 'oncely\[{extra}\]'"):
+        open_it(url)
 
 
 # ---- Passwords ---------------------------------------------------------------------------------

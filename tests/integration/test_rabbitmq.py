@@ -1,6 +1,5 @@
 """RabbitMQ's own: other publishers' messages, prefetch, acknowledgements in bulk, topology."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,7 +17,7 @@ from tests.integration.adapting import channel_to
 from tests.servers import Rabbitmq
 
 from oncely.consumer import Consumer
-from oncely.core.errors import ConfigError, PublishRefused, TransportError
+from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.testing import at_once
@@ -398,12 +397,3 @@ def test_drained_beside_an_exclusive_consumer(
         channel.basic_ack(0, multiple=True)
         _becomes(channel, "message_count", 0)
         assert Consumer(url, _QUEUE).consume(lambda _: None, drain=True).received == 0
-
-
-def test_without_pika(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pika is missing, one is told what to type."""
-    for name in [name for name in sys.modules if name.startswith("oncely.transports.rabbitmq")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pika", None)
-    with pytest.raises(ConfigError, match=r"pip install 'oncely\[rabbitmq\]'"):
-        open_transport("amqp://localhost")

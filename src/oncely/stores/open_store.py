@@ -54,7 +54,7 @@ def open_store(url: "str | Engine", table: str = TABLE_NAME, schema: str | None 
         case "postgresql" | "mysql":
             return _open_server(url, name)
         case "redis":
-            with _installed("redis"):
+            with extra_installed("redis"):
                 from oncely.stores.redis import open_redis
             return open_redis(url, name.table)
         case _:
@@ -81,7 +81,7 @@ def _unconnected_store(kind: str, name: TableName) -> Store:
     from oncely.stores.sql.engines import unconnected_engine
     from oncely.stores.sql.sql_store import SqlStore
 
-    with _installed(kind):
+    with extra_installed(kind):
         return SqlStore(unconnected_engine(kind), name)
 
 
@@ -173,16 +173,18 @@ def _open_server(url: str, name: TableName, like: "Engine | None" = None) -> Sto
     from oncely.stores.sql.engines import server_engine
     from oncely.stores.sql.sql_store import SqlStore
 
-    with _installed(_kind(url)):
+    with extra_installed(_kind(url)):
         return SqlStore(server_engine(url, like), name)
 
 
 @contextmanager
-def _installed(extra: str | None) -> Iterator[None]:
+def extra_installed(extra: str | None, what: str = "ledger") -> Iterator[None]:
     """Raise ConfigError where a driver is missing that the package's `extra` installs."""
     try:
         yield
     except ModuleNotFoundError as error:
+        if extra is None:
+            raise
         raise ConfigError(
-            f"ledger: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
+            f"{what}: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
         ) from error

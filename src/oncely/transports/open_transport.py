@@ -10,7 +10,7 @@ from oncely.core.durations import positive_seconds
 from oncely.core.errors import ConfigError, mask_passwords
 from oncely.stores.memory_store import MemoryStore
 from oncely.stores.names import TABLE_NAME
-from oncely.stores.open_store import open_store
+from oncely.stores.open_store import extra_installed, open_store
 from oncely.transports.plugins import TRANSPORTS, installed, opened_by
 from oncely.transports.store_transport import StoreTransport
 from oncely.transports.transport import Limits, Transport
@@ -31,8 +31,6 @@ _OWN = ("visibility", "max_bytes", "table", "schema")
 _memories: dict[str, MemoryStore] = defaultdict(lambda: MemoryStore(monotonic))
 """By their names, for the life of the process. Not on the wall clock, which may be set."""
 _SERVERS = ("postgresql", "postgres", "mysql", "mariadb")
-_DRIVERS = {"pika": "rabbitmq", "confluent_kafka": "kafka"}
-"""The extras that install the drivers."""
 
 
 def open_transport(url: str) -> Transport:
@@ -84,7 +82,7 @@ def _open_sql(address: str, options: str) -> Transport:
 
 
 def _open_broker(kind: str, address: str, options: str) -> Transport:
-    try:
+    with extra_installed("kafka" if kind == "kafka" else "rabbitmq", "transport"):
         if kind == "kafka":
             from oncely.transports.kafka.kafka_transport import KafkaTransport
             from oncely.transports.kafka.url_options import read_options as read_kafka
@@ -94,10 +92,3 @@ def _open_broker(kind: str, address: str, options: str) -> Transport:
         from oncely.transports.rabbitmq.url_options import read_options
 
         return RabbitmqTransport(*read_options(address, options))
-    except ModuleNotFoundError as error:
-        if error.name not in _DRIVERS:
-            raise
-        extra = _DRIVERS[error.name]
-        raise ConfigError(
-            f"transport: {error.name} is not installed; type: pip install 'oncely[{extra}]'"
-        ) from error

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
-from oncely.core.errors import storable
+from oncely.core.errors import ConfigError, storable
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack
+from oncely.stores.open_store import extra_installed
 from oncely.transports.open_transport import open_transport
 from oncely.transports.plugins import SOURCES, opened_by
 from oncely.transports.transport import Delivery, Transport
+
+_EXTRAS = {"nats": "nats", "tls": "nats", "redis": "redis", "rediss": "redis", "sqs": "sqs"}
+"""The extras that install the drivers, by the schemes of URLs."""
 
 
 class Source(Protocol):
@@ -39,10 +43,20 @@ class Source(Protocol):
 
 
 def open_source(url: str, queue: str) -> Source:
-    """The source of a queue at a URL: of every transport, and of what other packages add by the
-    entry points `oncely.sources`. Raises ConfigError, which says what to type instead.
+    """The source of a queue at a URL: of every transport, and of what this package and others add
+    by the entry points `oncely.sources`. Raises ConfigError, which says what to type instead.
     """
-    other = opened_by(SOURCES, url, queue)
+    kind = url.partition("://")[0]
+    try:
+        with extra_installed(_EXTRAS.get(kind), "source"):
+            other = opened_by(SOURCES, url, queue)
+    except (TypeError, ValueError):
+        if kind not in _EXTRAS:
+            raise
+        # Not shown: of what cannot be parsed, nobody knows where the password is.
+        raise ConfigError(
+            f"source: this is not a URL of {kind}; see docs/how-to/bridge.md"
+        ) from None
     return TransportSource(open_transport(url), queue) if other is None else cast(Source, other)
 
 
