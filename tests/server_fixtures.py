@@ -272,7 +272,7 @@ def kafka_url(kafka: str) -> Iterator[str]:
             for deleted in client.delete_topics(found, operation_timeout=60).values():
                 deleted.result()
         # Nobody waits long for members that come or are gone.
-        yield f"{kafka}?rdkafka.heartbeat.interval.ms=200&rdkafka.session.timeout.ms=6000"
+        yield f"{kafka}?heartbeat.interval.ms=200&session.timeout.ms=6000"
 
 
 def available(kind: Callable[[], S]) -> S:

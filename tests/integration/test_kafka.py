@@ -28,7 +28,7 @@ from oncely.testing.delivery_suite import ids_of, nothing_comes, received
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
 
-_QUICK = "rdkafka.heartbeat.interval.ms=200&rdkafka.session.timeout.ms=6000"
+_QUICK = "heartbeat.interval.ms=200&session.timeout.ms=6000"
 
 
 class TestKafka(TransportSuite):
@@ -278,7 +278,7 @@ def test_prefetch(broker: Broker) -> None:
 
 def test_long_handler(broker: Broker) -> None:
     """A handler may take longer than `max.poll.interval.ms`: the member stays in its group."""
-    options = "rdkafka.max.poll.interval.ms=6000"
+    options = "max.poll.interval.ms=6000"
     holder, other = broker.open(options), broker.open(options)
     [delivery] = broker.published(holder, 1)
     for _ in range(18):
@@ -292,7 +292,7 @@ def test_long_handler(broker: Broker) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["rdkafka.partition.assignment.strategy=range", "", "rdkafka.group.protocol=consumer"],
+    ["partition.assignment.strategy=range", "", "group.protocol=consumer"],
     ids=["eager", "cooperative", "consumer"],
 )
 def test_rebalance(broker: Broker, options: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -304,7 +304,7 @@ def test_rebalance(broker: Broker, options: str, caplog: pytest.LogCaptureFixtur
         # There, the broker says how often.
         broker.url = broker.url.partition("?")[0] + "?"
     broker.create(4)
-    options += "&rdkafka.auto.commit.interval.ms=3600000"  # Never, but when it is given up.
+    options += "&auto.commit.interval.ms=3600000"  # Never, but when it is given up.
     first, second = broker.open(options), broker.open(options)
     held = broker.published(first, 80)
     # In every partition the first ones are done, and some are left.
@@ -324,7 +324,7 @@ def test_rebalance(broker: Broker, options: str, caplog: pytest.LogCaptureFixtur
 def test_rebalance_while_paused(broker: Broker) -> None:
     """A partition that was paused, and is assigned to the same process again, goes on."""
     broker.create(2)
-    both = [broker.open("prefetch=3&rdkafka.partition.assignment.strategy=range") for _ in range(2)]
+    both = [broker.open("prefetch=3&partition.assignment.strategy=range") for _ in range(2)]
     # They are not acknowledged: they keep it paused until the other one comes.
     broker.published(both[0], 3)
     ids = {str(n) for n in range(3, 40)}
@@ -334,7 +334,7 @@ def test_rebalance_while_paused(broker: Broker) -> None:
 
 def test_groups(broker: Broker) -> None:
     """Each group gets all messages."""
-    one, other = (broker.open(f"rdkafka.group.id={broker.queue}-{n}") for n in range(2))
+    one, other = (broker.open(f"group={broker.queue}-{n}") for n in range(2))
     ids = ids_of(broker.published(one, 5))
     assert not other.is_drained(broker.queue)
     assert broker.drain(other) == ids
@@ -365,7 +365,7 @@ def test_refused_for_content(broker: Broker, setting: str, value: str, refused: 
 
 def test_deleted_topic(broker: Broker) -> None:
     """A topic that is deleted is created again for who publishes again."""
-    transport = broker.open("rdkafka.message.timeout.ms=2000")
+    transport = broker.open("message.timeout.ms=2000")
     transport.publish(broker.queue, [Message("1")])
     client = AdminClient(broker.settings)
     [deleted] = client.delete_topics([broker.queue], operation_timeout=LIMIT_S).values()

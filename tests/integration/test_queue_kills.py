@@ -150,9 +150,9 @@ class KafkaCampaign(Campaign):
 @pytest.mark.parametrize(
     "options",
     [
-        "rdkafka.session.timeout.ms=3000&rdkafka.partition.assignment.strategy=range",
-        "rdkafka.session.timeout.ms=3000",
-        "rdkafka.group.protocol=consumer",
+        "session.timeout.ms=3000&partition.assignment.strategy=range",
+        "session.timeout.ms=3000",
+        "group.protocol=consumer",
     ],
     ids=["eager", "cooperative", "consumer"],
 )

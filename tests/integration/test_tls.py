@@ -191,7 +191,7 @@ class SecuredRabbitmq(Secured, Rabbitmq):
 class SecuredKafka(Secured, Kafka):
     """With one more listener, for TLS and users, who may do what is not forbidden."""
 
-    OPTIONS = ("rdkafka.ssl.ca.location", "", "")
+    OPTIONS = ("ssl.ca.location", "", "")
 
     def __init__(self) -> None:
         super().__init__()
@@ -375,7 +375,7 @@ def test_kafka(certified: Certified) -> None:
         (certified.url(user="oncely:wr0ng"), "Authentication failed"),
         (certified.url(user=user, ca=certified.others.file), "certificate verify failed"),
         (certified.url(user=user).replace(at, plain), "PLAINTEXT"),
-        (f"kafka://{at}", r"write \?rdkafka.security.protocol=ssl"),
+        (f"kafka://{at}", r"write \?security.protocol=ssl"),
     ):
         with (
             closing(open_transport(url)) as transport,

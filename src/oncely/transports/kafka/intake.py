@@ -18,6 +18,8 @@ from oncely.transports.kafka.url_options import KafkaSettings
 from oncely.transports.transport import Delivery
 
 _POLL_S = 0.1
+_PATIENCE_S = 1.0
+"""How long it does not poll, and so holds up the group's rebalances, where there is no room."""
 _CLOSING_S = 20.0
 """How long a cluster that is away holds up `close`."""
 
@@ -139,6 +141,13 @@ class Intake:
     def _poll(self) -> None:
         """Let records arrive, unless `prefetch` of them are held."""
         room, half = self._settings.prefetch - self._count_held(), self._settings.prefetch / 2
+        if room <= 0 and not self._is_paused:
+            # A pause throws away what was fetched ahead: it is for handlers that are slow.
+            with self._changed:
+                if self._changed.wait_for(
+                    lambda: self._count_held() <= half or self._is_closing, _PATIENCE_S
+                ):
+                    return
         # Not resumed for each message that makes room: what was fetched ahead is fetched again.
         is_full = room < half if self._is_paused else room <= 0
         if is_full is not self._is_paused:

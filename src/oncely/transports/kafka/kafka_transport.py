@@ -54,7 +54,7 @@ class KafkaTransport:
         """What each queue's group reads besides its own topic: topics and patterns."""
         self._known: dict[str, int] = {}
         """The topics that exist, or did when they were last looked for; their partitions."""
-        self._reason = "no broker answers; if they speak TLS, write ?rdkafka.security.protocol=ssl"
+        self._reason = "no broker answers; if they speak TLS, write ?security.protocol=ssl"
         """The last error of a connection."""
         self._lock = threading.Lock()
         self._open()

@@ -12,8 +12,6 @@ from oncely.core.errors import ConfigError, mask_passwords
 from oncely.transports.url_values import Read, read_values, text, whole
 
 _BROKER = re.compile(r"(?:[^\s/:\[\],?#]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?")
-_DRIVERS = "rdkafka."
-"""The prefix of librdkafka's own settings in a URL."""
 _USUAL = {
     "log_level": 0,
     "auto.offset.reset": "earliest",
@@ -44,9 +42,9 @@ _KNOWN: Mapping[str, Read] = {
     "id": text,
     "prefetch": partial(whole, largest=1_000_000),
     "max_bytes": partial(whole, largest=1_000_000_000),
-    # As they stand in the error that lists all.
-    f"{_DRIVERS}NAME": text,
+    "group": text,
 }
+"""All others are librdkafka's."""
 
 
 class KafkaSettings(NamedTuple):
@@ -68,9 +66,12 @@ def read_options(address: str, options: str) -> KafkaSettings:
             f"transport: {mask_passwords(address)!r} is not an address of brokers; "
             'write "kafka://host:9092,host:9092"'
         )
-    own = "&".join(each for each in options.split("&") if not each.startswith(_DRIVERS))
+    own = "&".join(each for each in options.split("&") if each.partition("=")[0] in _KNOWN)
+    values = read_values(own, _KNOWN)
     pairs = parse_qsl(options, keep_blank_values=True)
-    drivers = {n.removeprefix(_DRIVERS): value for n, value in pairs if n.startswith(_DRIVERS)}
+    drivers = {name: value for name, value in pairs if name not in _KNOWN}
+    if "group" in values:
+        drivers["group.id"] = values.pop("group")
     client = {**_USUAL, **_FIXED}
     if "group.protocol" in drivers:
         del client["partition.assignment.strategy"]
@@ -78,14 +79,15 @@ def read_options(address: str, options: str) -> KafkaSettings:
         name, _, password = user.partition(":")
         client |= {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"}
         client |= {"sasl.username": unquote(name), "sasl.password": unquote(password)}
-    settings = KafkaSettings(client | drivers, **read_values(own, _KNOWN))
+    settings = KafkaSettings(client | drivers, **values)
     for name in drivers.keys() & _FIXED.keys():
-        raise ConfigError(f"{_DRIVERS}{name}: messages depend on it; leave it out")
+        raise ConfigError(f"{name}: messages depend on it; leave it out")
     try:
         # They connect to nothing, and read all settings and files.
         Consumer({"group.id": "oncely", **settings.client}).close()
         Producer(settings.client)
     except KafkaException as error:
-        raise ConfigError(f"transport: {error.args[0].str()}") from error
+        ours = f"; besides librdkafka's settings there are {', '.join(_KNOWN)}"
+        raise ConfigError(f"transport: {error.args[0].str()}{ours}") from error
     settings.client["bootstrap.servers"] = brokers
     return settings
