@@ -12,8 +12,16 @@ class RowJudge(Judge):
     def wrongs(self) -> Iterator[str]:
         owners: dict[tuple[Name, int, int], str] = {}
         """Who was granted a claim, by its key, birth and fence."""
+        self._left: set[Name] = set()
+        """Messages that wait for a retry, and whose records were removed: they stay, and another
+        delivery is treated as new. The retry finds out that it is a duplicate.
+        """
         for event in self.history.of("row"):
             before, after = event.facts["before"], event.facts["after"]
+            if event.facts["due"] is None:
+                self._left.discard(event.facts["key"])
+            elif after is None:
+                self._left.add(event.facts["key"])
             told = self._wrong(event, before, after, owners)
             if told is not None:
                 yield f"{told}: {event}"
@@ -177,7 +185,8 @@ class RowJudge(Judge):
         # claim is over; a consumer finds it there later.
         is_probed = self._wrong_probe(event, before, after) is None
         is_done = after.state in ("sent", "handled") and event.actor.startswith("consumer")
-        if is_done and not is_probed and event.facts["due"] is not None:
+        is_known = event.facts["due"] is not None and event.facts["key"] not in self._left
+        if is_done and not is_probed and is_known:
             return "done, and still waiting for a retry"
         return None
 
