@@ -330,6 +330,19 @@ class WaitingStatements:
         assert (first.message, first.attempts, first.is_set_aside) == (edited, 0, False)
         assert second.id == "b"
 
+    def test_rename(self, doing: Doing) -> None:
+        """A message with a new name leaves room under its old one, and is the same otherwise."""
+        doing.keep([deferred("m"), deferred("n", position=1)])
+        first, other = doing.waiting([PARENT])
+        doing.rename([replace(first, name="new"), replace(other, number=1_000_000, name="gone")])
+        doing.keep([deferred("m", position=2)])
+        renamed, _, added = doing.waiting([PARENT])
+        assert renamed == replace(first, name="new")
+        assert replace(added, number=None) == deferred("m", position=2)
+        doing.remove([renamed])
+        doing.keep([replace(first, number=None, name="new")])
+        assert len(doing.waiting([PARENT])) == 3
+
     def test_free_in(self, doing: Doing, clock: AdvancingClock) -> None:
         """It is told in how long the next can be taken."""
         assert doing.store.free_in_s(RETRIES) is None

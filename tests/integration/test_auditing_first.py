@@ -1,6 +1,7 @@
 """The entry of a change is there before the change: nothing is changed without a trace."""
 
 import inspect
+import re
 import signal
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conditions import wait_until
 from tests.conformance.conftest import url_of
 from tests.integration.test_auditing import aside, failed, in_doubt
 from tests.records import granted, record_of
@@ -22,11 +24,12 @@ from oncely.archive.writing import archive
 from oncely.core.activity import AuditEntry
 from oncely.core.errors import ConfigError, MessageError, StoreUnavailable
 from oncely.core.message import Message
-from oncely.core.record import Key, State
+from oncely.core.record import Key, Record, State
 from oncely.core.waiting import WaitingMessage
 from oncely.ledger.ledger import open_ledger
 from oncely.stores.sql import SqlStore
 
+_COUNTED = re.compile("message_(audit|workers|activity)")
 _NOT_KNOWN = "begun; how many were changed is not known"
 
 
@@ -38,9 +41,15 @@ class Full:
         self.ledger = open_ledger(url)
         self.ledger.migrate()
         self.failed = failed(self.ledger, "failed")
+        granted(self.ledger.claim(Key("billing", "held")))
         _, self.doubt = in_doubt(self.ledger, "doubt")
         waits = replace(aside("waits"), is_set_aside=False, delay_s=600.0)
         self.ledger.mailbox.keep([aside("dead"), waits, _unsent("refused")])
+
+    @property
+    def held(self) -> Record:
+        """The record of a message that is being processed."""
+        return record_of(self.ledger, Key("billing", "held"))
 
     @property
     def dead(self) -> Sequence[int]:
@@ -53,10 +62,16 @@ class Full:
         found = ops.unsent_messages(self.ledger, is_refused=True).messages
         return [each.number or 0 for each in found]
 
+    @property
+    def worker(self) -> str:
+        """The name of this process, when the ledger knows it."""
+        wait_until(lambda: ops.workers(self.ledger))
+        return ops.workers(self.ledger)[0].worker.name
+
     def rows(self) -> str:
-        """All that the database holds, but for the audit."""
+        """All that the database holds, but for the audit, and what it counts by itself."""
         with closing(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection:
-            return "\n".join(line for line in connection.iterdump() if "message_audit" not in line)
+            return "\n".join(line for line in connection.iterdump() if not _COUNTED.search(line))
 
 
 def _unsent(id_: str) -> WaitingMessage:
@@ -93,6 +108,10 @@ CHANGES: Mapping[str, Sequence[_Change]] = {
     "probe": [
         lambda at: ops.probe(at.ledger, at.doubt, lambda _: "happened", by="ann"),
         lambda at: ops.probe(at.ledger, at.doubt, lambda _: "not_happened", by="ann"),
+    ],
+    "end_claim": [lambda at: ops.end_claim(at.ledger, at.held, is_sure=True, by="ann")],
+    "worker_dead": [
+        lambda at: ops.worker_dead(at.ledger, at.worker, is_sure=True, by="ann")
     ],
     "archive": [lambda at: archive(at.ledger, str(at.folder / "archive"), "0s", by="ann")],
 }

@@ -60,7 +60,9 @@ class WaitingJudge(Judge):
         row = self._rows.get(key)
         is_done = row is not None and row.state in ("sent", "handled")
         is_let_go = is_operator(event) or self.promises.on_busy == "discard"
-        if is_done or is_let_go or former is None:
+        # A message that an operator forgot while it waited, and that was delivered and failed anew.
+        is_skipped = row is not None and row.state == "failed" and self.promises.on_failed == "skip"
+        if is_done or is_let_go or is_skipped or former is None:
             return None
         return "U5: what waits is gone, and its message is not done"
 

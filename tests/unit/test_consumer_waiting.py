@@ -13,6 +13,7 @@ from tests.unit.conftest import Queue
 
 from oncely.consumer import Consumer, window
 from oncely.core.errors import ConfigError, StoreError
+from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
@@ -200,6 +201,33 @@ def test_other_content_behind(queue: Queue, ledger: Ledger) -> None:
         b"[]",
         "MismatchError: 'm2' waits with other content",
     )
+
+
+@pytest.mark.parametrize("is_discarded", [False, True])
+@pytest.mark.parametrize("end", ["waits", "fails", "in doubt"])
+def test_other_content_of_a_forgotten_record(
+    queue: Queue, ledger: Ledger, clock: ManualClock, end: str, is_discarded: bool
+) -> None:
+    """What waits of a forgotten record stays, and so does another message under its id, whatever
+    comes of that: the one was once overwritten, or the other not kept.
+    """
+    policy = {"on_in_doubt": "hold", "tries": 1 if end == "fails" else 2, "backoff": "10s"}
+    queue.put("1")
+    one_round(consumer_of(queue, ledger, **policy | {"tries": 2}), failing("1"))
+    if is_discarded:
+        ledger.discard(KEY)
+    ledger.forget(KEY)
+    other = Message("1", b"[]")
+    if end == "in doubt":
+        ledger.claim(KEY, lease="1s", fingerprint=fingerprint_of(other.body))
+        clock.advance(2)
+    queue.publish("in", [other])
+    one_round(consumer_of(queue, ledger, **policy), failing("1"))
+    letters, waiting = [*ledger.dead()], [*ledger.waiting()]
+    bodies = {letter.message.body for letter in letters} | {each.message.body for each in waiting}
+    assert bodies == {b"{}", b"[]"}
+    assert len(letters) == is_discarded + (end != "waits")
+    assert queue.is_drained("in")
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

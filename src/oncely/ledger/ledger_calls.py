@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from oncely._util.chance import new_name
 from oncely.core.commands import (
     ClaimOutcome,
     Command,
@@ -23,7 +25,7 @@ from oncely.core.durations import Duration, lease_seconds
 from oncely.core.errors import describe
 from oncely.core.policy import Finding, Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
-from oncely.core.waiting import OUTBOX, WaitingMessage, retry_name
+from oncely.core.waiting import OUTBOX, WaitingMessage
 from oncely.ledger.arguments import (
     Metadata,
     Write,
@@ -186,7 +188,7 @@ class LedgerCalls(ABC):
             keep_anew(transaction, [message for write in done for message in write.kept])
             if over := [write.command.claim.key for write in done if write.is_over]:
                 waiting = transaction.waiting(over)
-                transaction.remove([row for row in waiting if row.name == retry_name(row.queue)])
+                transaction.remove([row for row in waiting if row.is_retry])
             pairs = zip(all_, outcomes, strict=True)
             removed = [row for w, o in pairs if isinstance(o, Written) for row in w.removed]
             if removed:
@@ -303,9 +305,27 @@ class LedgerCalls(ABC):
 
 def keep_anew(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
     """Keep these; one that is there already is replaced, except in the outbox."""
+    make_room(transaction, messages)
     for renews in (False, True):
         if those := [each for each in messages if (each.queue != OUTBOX) == renews]:
             transaction.keep(those, renews=renews)
+
+
+def make_room(transaction: Transaction, messages: Sequence[WaitingMessage]) -> None:
+    """Let what waits under the keys of these, with another content, have names of its own: it came
+    under the same id before the record was forgotten. It was once overwritten, or had the place of
+    the new message's dead letter, which was then not kept.
+    """
+    fresh = {each.key: each for each in messages if each.number is None and each.is_retry}
+    if not fresh:
+        return
+    others = [
+        each
+        for each in transaction.waiting(fresh.keys())
+        if each.is_retry and each.message.body != fresh[each.key].message.body
+    ]
+    if others:
+        transaction.rename([replace(each, name=new_name()) for each in others])
 
 
 def _check_stored(outcome: WriteOutcome) -> None:

@@ -28,7 +28,7 @@ from oncely.core.waiting import (
     retries_of,
 )
 from oncely.ledger.arguments import to_claim
-from oncely.ledger.ledger_calls import LedgerCalls, keep_anew
+from oncely.ledger.ledger_calls import LedgerCalls, keep_anew, make_room
 from oncely.stores.store import Backlog, Listing, PutBack, Store, Transaction
 
 _PAGE = 100
@@ -91,6 +91,7 @@ class Mailbox:
 
         def work(transaction: Transaction) -> None:
             if messages:
+                make_room(transaction, messages)
                 transaction.keep(messages)
             keep_anew(transaction, anew)
             if removed:

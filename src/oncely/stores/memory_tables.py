@@ -285,6 +285,14 @@ class MemoryTables:
             self._renew(WaitingRow(replace(freed, last_seen=now, due=now)))
         self._has_kept = True
 
+    def rename(self, messages: Sequence[WaitingMessage]) -> None:
+        for message in messages:
+            if (number := message.number or 0) in self._queue_of:
+                row = self._row(number)
+                self._take_out(self._told_by, (row.message.parent, row.message.name))
+                self._put(self._told_by, (message.parent, message.name), number)
+                self._renew(row._replace(message=replace(row.message, name=message.name)))
+
     def backlogs(self) -> Mapping[str, Backlog]:
         now, found = self.clock(), {}
         for queue in sorted(name for name, rows in self._queues.items() if rows):

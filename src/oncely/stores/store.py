@@ -321,6 +321,9 @@ class Transaction(Records, Protocol):
         the content that they have here.
         """
 
+    def rename(self, messages: Sequence[WaitingMessage]) -> None:
+        """Let these have the names that they have here; nothing under their parents has those."""
+
     # ---- Steps ---------------------------------------------------------------------------------
 
     def forget_steps(self, key: Key) -> None:

@@ -144,6 +144,7 @@ class SqlTransaction(AnyTables):
     lanes = guarded(rows.lanes)
     take = guarded(rows.take)
     remove = guarded(rows.remove)
+    rename = guarded(rows.rename)
     held = guarded(rows.held)
 
     forget_steps = guarded(finished.forget_steps)

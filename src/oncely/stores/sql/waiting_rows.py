@@ -334,6 +334,12 @@ def free(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
     at.dialect.tell(at.link)
 
 
+def rename(at: AnyTables, messages: Sequence[WaitingMessage]) -> None:
+    statement = f"UPDATE {at.dialect.waiting_name} SET name = %(name)s WHERE id = %(id)s"
+    for message in sorted(messages, key=_number):
+        at.run(statement, {"name": message.name, "id": message.number})
+
+
 # ---- What waits --------------------------------------------------------------------------------
 
 
