@@ -110,9 +110,7 @@ CHANGES: Mapping[str, Sequence[_Change]] = {
         lambda at: ops.probe(at.ledger, at.doubt, lambda _: "not_happened", by="ann"),
     ],
     "end_claim": [lambda at: ops.end_claim(at.ledger, at.held, is_sure=True, by="ann")],
-    "worker_dead": [
-        lambda at: ops.worker_dead(at.ledger, at.worker, is_sure=True, by="ann")
-    ],
+    "worker_dead": [lambda at: ops.worker_dead(at.ledger, at.worker, is_sure=True, by="ann")],
     "archive": [lambda at: archive(at.ledger, str(at.folder / "archive"), "0s", by="ann")],
 }
 """What changes a ledger, by the name of the function."""
