@@ -186,8 +186,8 @@ def test_the_pipeline_that_is_written_runs(write: Write) -> None:
     """The same: the row that is there twice is handled once."""
     written = write("spark", "sqlite")
     out = written.typed(written.commands)
-    assert re.search(r"^. handled +. +2 .$", out, re.MULTILINE)
-    assert re.search(r"^. duplicates in the input +. +1 .$", out, re.MULTILINE)
+    assert re.search(r"^handled +2$", out, re.MULTILINE)
+    assert re.search(r"^duplicates in the input +1$", out, re.MULTILINE)
     assert sorted(out.splitlines()[-2:]) == ["order-17: 99", "order-18: 45"]
 
 

@@ -334,7 +334,9 @@ def test_middleware_before_the_ledger_undoes_no_failure(queue: Queue, ledger: Le
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
-    """What a handler sends leaves when it has succeeded, once; a finished step is not repeated."""
+    """What a handler sends leaves when it has succeeded, once; a finished step is not repeated. Its
+    message has the claim, which no other message has.
+    """
     queue.make("post")
     queue.put("1", "2")
     debits: list[str] = []
@@ -343,6 +345,9 @@ def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
     def handle(message: Message) -> None:
         message.step("debit", debits.append, message.id)
         message.send("post", message.id)
+        assert message.claim is not None
+        assert message.claim.fence == sql.record(message.id).fence
+        assert Message("other").claim is None
         if message.id in failures:
             failures.remove(message.id)
             raise ValueError("not yet")

@@ -127,6 +127,8 @@ def test_sends_and_steps(queue: Queue, sql: Sql) -> None:
     def handle(message: Message, connection: Connection) -> dict[str, str]:
         assert message.step("debit", lambda: 7) == 7
         message.send("post", f"for {message.id}")
+        assert message.claim is not None
+        assert message.claim.key == Key("billing", message.id)
         write(message, connection)
         return {"id": message.id}
 

@@ -6,14 +6,16 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from oncely import Claim, Key, Message, MessageError, Policy, Reject
 from oncely.core.ids import check_id
+from oncely.core.message import Processing, entered
+from oncely.core.record import idempotency_key
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notifications"
 COUNT = 3000
@@ -76,10 +78,17 @@ def _deliveries(messages: Path) -> list[tuple[str, bytes]]:
 
 def _message(fields: dict[str, Any]) -> Message:
     body = json.dumps(fields["payload"]).encode()
-    message = Message(fields["id"], body, type=fields["event"])
-    key = Key("notification-service", message.id)
-    claim = Claim(key, fence=5, version=0, attempts=2)
-    return replace(message, claim=claim)
+    return Message(fields["id"], body, type=fields["event"])
+
+
+def _handled(notify: Any, message: Message) -> str:
+    """Let the handler have a message under a claim; return its idempotency key."""
+    claim = Claim(Key("notification-service", message.id), fence=5, version=0, attempts=2)
+    key = idempotency_key(claim.key)
+    running = SimpleNamespace(claim=claim, is_over=False, message=message, idempotency_key=key)
+    with entered(cast(Processing, running)):
+        notify(message)
+    return key
 
 
 def _fate(line: bytes, notify: Any) -> tuple[str, str]:
@@ -90,7 +99,7 @@ def _fate(line: bytes, notify: Any) -> tuple[str, str]:
         return "", "not json"
     try:
         message_id = check_id(fields.get("id"))
-        notify(_message(fields))
+        _handled(notify, _message(fields))
     except (MessageError, Reject) as error:
         return "", str(error)
     return message_id, ""
@@ -144,7 +153,7 @@ def test_the_handler_hands_the_claim_to_the_provider(notify: Any, provider: Any)
     """Fence, attempt and idempotency key reach the outside service."""
     payload = {"to": "+447700900123", "text": "hello"}
     message = _message({"id": "m-1", "event": "notification.sms.send", "payload": payload})
-    notify(message)
+    key = _handled(notify, message)
     effect = json.loads(provider.log_path().read_bytes())
     assert effect.pop("pid") > 0
     assert effect == {
@@ -152,7 +161,7 @@ def test_the_handler_hands_the_claim_to_the_provider(notify: Any, provider: Any)
         "channel": "sms",
         "fence": 5,
         "attempt": 2,
-        "idempotency_key": message.idempotency_key,
+        "idempotency_key": key,
     }
 
 

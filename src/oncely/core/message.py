@@ -12,14 +12,14 @@ from oncely.core.durations import Duration
 from oncely.core.errors import MessageError
 from oncely.core.ids import are_plain_texts, check_id, check_text
 from oncely.core.json_body import read_json
-from oncely.core.record import Claim, idempotency_key
+from oncely.core.record import Claim
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """The thing sent. `claim`, where it is set, is the claim under which a handler has it."""
+    """The thing sent."""
 
     id: str
     body: bytes = b""
@@ -29,7 +29,6 @@ class Message:
     time: datetime | None = None
     content_type: str = "application/json"
     key: str | None = None
-    claim: Claim | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     @classmethod
     def from_cloudevent(cls, headers: Mapping[str, Any], body: bytes) -> Self:
@@ -55,20 +54,24 @@ class Message:
         return body.get(name, default)
 
     @property
+    def claim(self) -> Claim | None:
+        """Inside a handler: the claim under which it has this message. None elsewhere."""
+        try:
+            return self._processing.claim
+        except MessageError:
+            return None
+
+    @property
     def idempotency_key(self) -> str:
         """The same for every delivery of this message to this consumer: 64 hexadecimal digits.
 
         Hand it to an outside service that accepts one. Raises MessageError outside a handler,
         where no consumer is known.
         """
-        if self.claim is not None:
-            return idempotency_key(self.claim.key)
         return self._processing.idempotency_key
 
     def step_key(self, name: str) -> str:
         """As `idempotency_key`, for the step of that name."""
-        if self.claim is not None:
-            return idempotency_key(self.claim.key, name)
         return self._processing.step_key(name)
 
     @overload

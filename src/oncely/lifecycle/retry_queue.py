@@ -114,8 +114,7 @@ class RetryQueue:
             turn.refusal, ExhaustedError | InDoubtError | None
         )
         name = retry_name(self.name) if is_itself else new_name()
-        # Its claim is over, and a middleware's changes are for its handler only.
-        kept = _storable(replace(message, claim=None))
+        kept = _storable(message)
         return WaitingMessage(
             id=kept.id,
             destination="",

@@ -410,7 +410,7 @@ class MemoryTables:
 
 def _own_message(message: Message) -> Message:
     """A copy that shares no mutable part with the original."""
-    return replace(message, headers=dict(message.headers), claim=None)
+    return replace(message, headers=dict(message.headers))
 
 
 def own(record: Record) -> Record:

@@ -9,7 +9,6 @@ import pytest
 
 from oncely.core.errors import ConfigError, PublishRefused
 from oncely.core.message import Message
-from oncely.core.record import Key, Record, State, claim_of
 from oncely.core.verdicts import Ack, Reject, Requeue
 from oncely.testing.delivery_suite import (
     DEADLINE_S,
@@ -63,12 +62,6 @@ class TransportSuite(DeliverySuite):
             assert delivery.message == message
             assert type(delivery.message.body) is bytes
             assert (delivery.queue, delivery.count) == (QUEUE, 1)
-
-    def test_claim_does_not_travel(self, transport: Transport) -> None:
-        """A claim is its holder's, and does not come out at the other end."""
-        record = Record(Key("billing", "1"), State.PROCESSING, 1, 1, 0.0, 0.0)
-        [delivery] = given(transport, Message("1", claim=claim_of(record)))
-        assert delivery.message.claim is None
 
     def test_messages_share_nothing(self, transport: Transport) -> None:
         """What a producer or a handler does to the headers of its message, no other delivery

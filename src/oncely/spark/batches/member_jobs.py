@@ -270,7 +270,7 @@ def _end(ledger: Ledger, options: SinkOptions, token: int, rows: Sequence[Row], 
     lifecycle = replace(lifecycle, retry_queue=RetryQueue(options.consumer))
     driver, turns = lifecycle.sync_driver, []
     for row in rows:
-        turn = Turn(row.id, message=row.message(None))
+        turn = Turn(row.id, message=row.message())
         turn.token = token
         turns.append(turn)
     patiently(lambda: run_inline(lifecycle.claim(driver, turns)), options.consumer)

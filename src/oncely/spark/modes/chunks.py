@@ -263,7 +263,7 @@ class ChunkTask(ABC):
             self._lifecycle.end(turn)
         if dead := [turn for turn in turns if turn.is_dead_unheard]:
             for turn in dead:
-                turn.message = turn.row.message(None)
+                turn.message = turn.row.message()
             run_inline(self._lifecycle.put_aside(self._driver, dead))
         if taken := [turn for turn in turns if turn.taken is not None]:
             self._steadily(lambda: settle_taken(self._ledger.mailbox, taken))

@@ -80,7 +80,7 @@ class LeasedTask(ChunkTask):
         turn.called()
         if not entry.has_returned:
             turn.raised(HandlerDied(f"its process {self._start.death}"))
-            turn.message = turn.row.message(turn.claim)
+            turn.message = turn.row.message()
         self._end([turn])
         return True
 

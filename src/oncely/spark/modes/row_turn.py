@@ -42,7 +42,7 @@ class RowTurn(Turn):
 
     def probed(self) -> Message:
         """The message for a probe."""
-        return self.row.message(None)
+        return self.row.message()
 
     def begins_anew(self) -> None:
         """As in Turn; but the token stays where nothing can have been granted for it."""
@@ -63,7 +63,7 @@ class RowTurn(Turn):
         """For a block that calls the handler, with the message, its steps and sending. An error of
         the block is noted, and not raised.
         """
-        self.message = message = self.row.message(self.claim)
+        self.message = message = self.row.message()
         context = context_of(self, driver, lifecycle)
         self.called()
         try:

@@ -64,7 +64,7 @@ class TransactionalTask(ChunkTask):
         error = HandlerDied(f"its process {self._start.death}")
         # Not that of the dead process, whose claim went with its transaction.
         turn.token = None
-        turn.message = turn.row.message(None)
+        turn.message = turn.row.message()
         while True:
             run_inline(self._lifecycle.record_failure(self._driver, turn, error))
             if not isinstance(turn.outcome, Busy):
@@ -105,7 +105,7 @@ class TransactionalTask(ChunkTask):
         """
 
         def call(session: Any) -> Any:
-            message = turn.message = turn.row.message(turn.claim)
+            message = turn.message = turn.row.message()
             self._start.journal.begin(turn.row.number, 0)
             return self._handler(message, session)
 

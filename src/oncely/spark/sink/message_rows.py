@@ -1,7 +1,6 @@
 """Rows of a message DataFrame: checks the schema, reads Arrow in chunks, and makes messages."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,6 @@ from pyspark.sql.types import StructType
 from oncely.core.errors import ConfigError
 from oncely.core.ids import fingerprint_of
 from oncely.core.message import Message
-from oncely.core.record import Claim
 from oncely.core.waiting import WaitingMessage
 
 if TYPE_CHECKING:
@@ -64,11 +62,11 @@ class Row(NamedTuple):
         """The fingerprint of the body: it tells apart two bodies of one id. None without a body."""
         return None if self.body is None else fingerprint_of(self.body_bytes())
 
-    def message(self, claim: Claim | None) -> Message:
+    def message(self) -> Message:
         """The message for the handler."""
         if self.taken is not None:
             # With the parts that no column holds.
-            return replace(self.taken.message, claim=claim)
+            return self.taken.message
         return Message(
             self.id,
             self.body_bytes(),
@@ -78,7 +76,6 @@ class Row(NamedTuple):
             self.source or "",
             self.time,
             key=self.key,
-            claim=claim,
         )
 
 
