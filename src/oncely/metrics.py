@@ -73,6 +73,7 @@ _QUEUES = (
     ("oncely_queue_waiting", "Messages in a queue of the ledger.", "waiting"),
     ("oncely_queue_lag_seconds", "How long the oldest that could be taken has waited.", "lag_s"),
 )
+_LAG = ("oncely_broker_lag", "Messages at a broker that its consumer has not handled.")
 
 
 def metrics_outage() -> Outage:
@@ -301,7 +302,11 @@ class LedgerGauges:
             for name, text, field in _DEFERRED
         ]
         retries = _by_name(_RETRIES, "consumer", consumer_of, backlogs)
-        return [*deferred, *retries, *_by_name(_QUEUES, "queue", name_of_queue, backlogs)]
+        queues = _by_name(_QUEUES, "queue", name_of_queue, backlogs)
+        lag = GaugeMetricFamily(*_LAG, labels=["queue"])
+        for name, backlog in self._ledger.mailbox.broker_backlogs().items():
+            lag.add_metric([name], backlog.waiting)
+        return [*deferred, *retries, *queues, lag]
 
 
 def _by_name(

@@ -4,27 +4,34 @@ import ctypes
 import logging
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import confluent_kafka
 import pytest
 from confluent_kafka import Consumer as Client
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.test_transports import BrokersClock
 from tests.logs import events_in
 from tests.processes import exit_of, forked
 from tests.servers import HOST, create_topic, free_port
 
+from oncely import Consumer, ops
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Reject, Requeue
+from oncely.ledger.ledger import open_ledger
+from oncely.metrics import Metrics
 from oncely.testing import TransportSuite
 from oncely.testing.delivery_suite import ids_of, nothing_comes, received
+from oncely.transports.kafka import kafka_transport
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
 
@@ -262,6 +269,25 @@ def test_ends_of_transactions(broker: Broker) -> None:
     wait_until(lambda: broker.committed() == 2)
 
 
+def test_new_coordinator(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a queue is drained is asked again of a broker that is about to know; not for ever."""
+    transport = broker.open()
+    broker.published(transport, 1)
+    ask, loading = AdminClient.list_consumer_group_offsets, [14, 15, 16]
+
+    def asked(*given: Any, **options: Any) -> Any:
+        if loading:
+            raise KafkaException(KafkaError(loading.pop()))
+        return ask(*given, **options)
+
+    monkeypatch.setattr(AdminClient, "list_consumer_group_offsets", asked)
+    assert not transport.is_drained(broker.queue)
+    loading += [14] * 1_000_000
+    monkeypatch.setattr(kafka_transport, "_ASK_S", 0.2)
+    with pytest.raises(TransportError, match="oordinator load in progress"):
+        transport.is_drained(broker.queue)
+
+
 def test_prefetch(broker: Broker) -> None:
     """No more than `prefetch` are unacknowledged; what is acknowledged makes room for others."""
     transport, taken = broker.open("prefetch=3"), list[str]()
@@ -435,3 +461,40 @@ def test_fork(broker: Broker) -> None:
     assert ids_of(broker.received(transport, 1)) == ["0"]
     topics = AdminClient(broker.settings).list_topics(timeout=LIMIT_S).topics
     assert f"{broker.queue}.dead" not in topics
+
+
+# ---- How far consumers are behind --------------------------------------------------------------
+
+
+def test_lag(broker: Broker, tmp_path: Path) -> None:
+    """Status, metrics and dashboard know what a living consumer has not handled: in all partitions,
+    also those of others.
+    """
+    broker.create(partitions=2)
+    transport, registry, go = broker.open(), CollectorRegistry(), Event()
+    messages = [Message(str(number), key=str(number)) for number in range(9)]
+    transport.publish(broker.queue, messages)
+    consumer = Consumer(broker.url, broker.queue).window(1)
+    with (
+        closing(open_ledger(f"sqlite:///{tmp_path / 'l.db'}")) as ledger,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        ledger.migrate()
+        Metrics(registry).watch(ledger)
+        name = f"kafka:{broker.queue}"
+
+        def told() -> object:
+            ledger.recorder.tell()
+            sample = registry.get_sample_value("oncely_broker_lag", {"queue": name})
+            queues = ops.status(ledger).queues
+            return queues[name].waiting if queues and queues[name].waiting == sample else None
+
+        consuming = consumer.idempotent(ledger, "billing").consume
+        running = thread.submit(consuming, lambda _: go.wait(LIMIT_S))
+        wait_until(lambda: told() == 9)
+        go.set()
+        wait_until(lambda: told() == 0)
+        consumer.stop()
+        running.result()
+        ledger.recorder.tell()
+        assert not ops.status(ledger).queues

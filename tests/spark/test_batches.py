@@ -61,13 +61,15 @@ def settings(ledger_url: str, tmp_path: Path) -> dict[str, Any]:
 
 
 def told(report: Report) -> dict[str, Any]:
-    """What of a report is not zero."""
+    """What of a report's counts is not zero."""
     counts = {
         **report.as_dict(),
         "duplicates": report.duplicates,
         "quarantined": report.quarantined,
     }
-    return {name: count for name, count in counts.items() if count and name != "seconds"}
+    return {
+        name: count for name, count in counts.items() if count and name not in ("seconds", "errors")
+    }
 
 
 def states(ledger: Ledger, consumer: str = "tests") -> dict[State, int]:
@@ -140,6 +142,7 @@ def test_a_batch_that_fails_permanently(
     messages = frame(("a", '{"n": 1}'), "b")
     report = process(messages, handler_batch=shop, **settings | {"tries": 1})
     assert told(report) == {"received": 2, "failed": 2}
+    assert report.as_dict()["errors"] == [{"text": "ValueError: password=*** is wrong", "count": 2}]
     again = process(messages, handler_batch=shop, **settings | {"tries": 1})
     assert told(again) == {"received": 2, "failed": 2}
     assert len(shop.keys) == 1

@@ -1,8 +1,9 @@
 """Consumer: handles the messages of a queue, each once, with as little code as can be."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar, overload
 
 from oncely._util.garbage import rarely_collecting
@@ -25,7 +26,7 @@ from oncely.lifecycle.wrapping import check_called, check_takes
 from oncely.middleware.chain import Middleware, check
 from oncely.once import check_transaction
 from oncely.transports.open_transport import open_transport
-from oncely.transports.transport import Transport
+from oncely.transports.transport import Lagging, Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -257,13 +258,16 @@ class Consumer:
             opened = (
                 closing(open_transport(self.url or "")) if given is None else nullcontext(given)
             )
-            with opened as transport, signals:
+            with opened as transport, signals, ExitStack() as told:
                 # The loop asks on every turn.
                 self._stop.on_asked = self.pulse.beat
                 topics = settings.routes.topics
                 transport.subscribe(self.queue, topics, alone=settings.is_ordered)
                 if self._ledger is not None:
                     self._ledger.recorder.works_as("consumer", settings.name)
+                    if isinstance(transport, Lagging):
+                        lags = partial(transport.lags, self.queue)
+                        told.enter_context(self._ledger.recorder.telling_lags(lags))
                 with rarely_collecting():
                     return run(
                         settings, transport, self._stop, on_progress, self.pulse, drains=drain

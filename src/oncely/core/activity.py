@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 PERIOD_S = 300
 """Activity is counted for periods of this length, which begin at multiples of it."""
+LATE_S = 30.0
+"""A worker that has said nothing for so long was killed, or is cut off."""
 BOUNDS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -36,6 +38,10 @@ class Worker(NamedTuple):
     """As the records of its claims have it; None of an older version."""
     ended: float | None = None
     """When it stopped; None while it works, and where it was killed."""
+    lags: Mapping[str, int] | None = None
+    """How many messages its broker holds that its consumer has not handled, by the name of the
+    queue; None where the broker does not tell, and of an older version.
+    """
 
     @property
     def name(self) -> str:

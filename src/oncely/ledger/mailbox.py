@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from oncely.core.activity import LATE_S
 from oncely.core.commands import (
     ClaimOutcome,
     Complete,
@@ -191,6 +192,17 @@ class LedgerMailbox(Mailbox):
     def backlogs(self) -> Mapping[str, Backlog]:
         """The same of each queue in which anything waits."""
         return self._store.backlogs()
+
+    def broker_backlogs(self) -> Mapping[str, Backlog]:
+        """The same of each queue of a broker that tells, as its consumers have said last; nothing
+        of consumers that are gone.
+        """
+        told, most = [each for each in self._store.workers() if each.lags], dict[str, int]()
+        for each in told:
+            if each.ended is None and self._store.load(()).now - each.seen <= LATE_S:
+                for name, count in (each.lags or {}).items():
+                    most[name] = max(count, most.get(name, 0))
+        return {name: Backlog(most[name], set_aside=0, lag_s=0.0) for name in sorted(most)}
 
     def free_in_s(self, queue: str) -> float | None:
         """Seconds until the next of a queue can be taken; None where nothing waits there."""

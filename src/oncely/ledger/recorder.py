@@ -9,8 +9,8 @@ import time
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from itertools import cycle, groupby, islice, repeat
@@ -22,7 +22,7 @@ from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
 from oncely._util.outage import Outage
 from oncely._util.version import __version__
-from oncely.core.activity import BOUNDS_S, PERIOD_S, Activity, AuditEntry, Worker
+from oncely.core.activity import BOUNDS_S, LATE_S, PERIOD_S, Activity, AuditEntry, Worker
 from oncely.core.commands import (
     Command,
     Complete,
@@ -37,14 +37,14 @@ from oncely.core.commands import (
     Release,
     Written,
 )
-from oncely.core.errors import OncelyError
+from oncely.core.errors import OncelyError, TransportError
 from oncely.core.record import Key, State
 from oncely.ledger.settle import LedgerObserver
 from oncely.stores.store import Store
 
 _log = EventLog(__name__)
 
-BEAT_S = 10.0
+BEAT_S = LATE_S / 3
 """How often a worker says that it is alive."""
 SET_BACK = "set back"
 """The action in the audit that a worker notes when it finds the ledger as it was earlier."""
@@ -100,6 +100,7 @@ class Recorder:
         """What the periods have of which the store may not know all."""
         self._claimed: dict[Key, float] = {}
         """When the claims that are held were granted, by this process's clock."""
+        self._lags: list[Callable[[], Mapping[str, int]]] = []
         self.running: list[tuple[threading.Thread, threading.Event]] = []
         """The thread, and what ends it: only one caller can take them out, without a lock."""
         self._may_start: list[None] = [None]
@@ -149,6 +150,17 @@ class Recorder:
         self.kind, self.consumer = kind, consumer
         if self._store.keeps_operations:
             self._start()
+
+    @contextmanager
+    def telling_lags(self, lags: Callable[[], Mapping[str, int]]) -> Iterator[None]:
+        """While this is entered, tell what `lags` says, as Worker has it. It may raise
+        TransportError.
+        """
+        self._lags.append(lags)
+        try:
+            yield
+        finally:
+            self._lags.remove(lags)
 
     def handles_as(self, kind: str, consumer: str) -> None:
         """As `works_as`, each time that this process handles something in that way: the first kind
@@ -267,7 +279,11 @@ class Recorder:
             for (consumer, began), counts in self._kept.items()
         ]
         who = (self.worker_id, self.kind, self.consumer, _host(), os.getpid(), __version__)
-        worker = Worker(*who, now, now, len(self._claimed), Process.number)
+        lags: dict[str, int] = {}
+        for tell in [*self._lags]:
+            with suppress(TransportError):
+                lags |= tell()
+        worker = Worker(*who, now, now, len(self._claimed), Process.number, None, lags or None)
         before = self._store.keep_worker(worker, rows)
         if self._told_at and (before or 0.0) < self._told_at and self._store.keeps_operations:
             self._note_set_back(before, now)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+from oncely.core.activity import LATE_S
 from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Key, Record
 from oncely.core.shown import span, utc
@@ -10,7 +11,7 @@ from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Changed, Noted
 from oncely.ops.decisions import change_keys
 from oncely.ops.known import check_kept
-from oncely.ops.workers import LATE_S, SeenWorker, left_by, workers
+from oncely.ops.workers import SeenWorker, left_by, workers
 
 
 def worker_dead(

@@ -66,7 +66,7 @@ class Status:
     backlog: Backlog
     """The messages that wait to be sent."""
     queues: Mapping[str, Backlog]
-    """The messages that programs have put into each queue of the ledger."""
+    """As in Backlogs."""
     size_bytes: int | None
     """None where the store cannot tell."""
 
@@ -87,7 +87,9 @@ class Backlogs(NamedTuple):
     outbox: Backlog
     """The messages that wait to be sent."""
     queues: Mapping[str, Backlog]
-    """The messages that programs have put into each queue."""
+    """The messages that programs have put into each queue; and those that a broker holds, as far as
+    it tells the consumers that are at work.
+    """
     retries: Mapping[str, Backlog]
     """The messages of each consumer that wait for a retry; those set aside are dead letters."""
 
@@ -121,7 +123,7 @@ def backlogs(ledger: Ledger) -> Backlogs:
     found = ledger.mailbox.backlogs()
     return Backlogs(
         found.get(OUTBOX, Backlog(waiting=0, set_aside=0, lag_s=0.0)),
-        _named_by(name_of_queue, found),
+        {**_named_by(name_of_queue, found), **ledger.mailbox.broker_backlogs()},
         _named_by(consumer_of, found),
     )
 

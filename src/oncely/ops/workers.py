@@ -4,15 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from oncely.core.activity import Worker
+from oncely.core.activity import LATE_S, Worker
 from oncely.core.record import Record
 from oncely.core.rules import Standing, standing
 from oncely.core.shown import utc
 from oncely.ledger.ledger import Ledger
-from oncely.ledger.recorder import BEAT_S
 
 ALIVE, GONE, STOPPED = "alive", "gone", "stopped"
-LATE_S = 3 * BEAT_S
 
 
 class SeenWorker(NamedTuple):

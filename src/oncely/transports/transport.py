@@ -1,8 +1,8 @@
 """The Transport protocol: what consumers and relays need of a broker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from oncely._util.event_log import EventLog
 from oncely.core.destination import Destination, EventsOf
@@ -121,6 +121,16 @@ class Transport(Protocol):
     def close(self) -> None:
         """Close the connection; unacknowledged messages are redelivered. A later call opens the
         connection again.
+        """
+
+
+@runtime_checkable
+class Lagging(Protocol):
+    """A transport whose broker tells how far consumers are behind, which nobody sees otherwise."""
+
+    def lags(self, queue: str) -> Mapping[str, int]:
+        """How many messages wait, or are not acknowledged, by the names that people know them by,
+        of what the receivers of a queue read. Raises TransportError.
         """
 
 

@@ -33,7 +33,9 @@ def keep_worker(at: OwnTables, worker: Worker, activity: Sequence[Activity]) -> 
     c = tables.workers.c
     known = at.dialect.selected(at.link, select(c.started, c.seen).where(c.id == worker.id))
     started, before = known[0] if known else (now, None)
-    _put(at.link, tables.workers, ("id",), _row(worker._replace(seen=now, started=started)))
+    lags = worker.lags and json.dumps(dict(worker.lags))
+    row = {**_row(worker._replace(seen=now, started=started)), "lags": lags}
+    _put(at.link, tables.workers, ("id",), row)
     for each in activity:
         row = {**_row(each), "seconds": json.dumps(each.seconds)}
         _put(at.link, tables.activity, ("provider", "worker", "began"), row)

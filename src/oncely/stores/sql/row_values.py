@@ -24,6 +24,7 @@ _JSON: Mapping[str, type] = {
     "result": object,
     "headers": dict,
     "totals": dict,
+    "lags": dict,
     "seconds": list,
 }
 """The columns with JSON, and what it must be."""

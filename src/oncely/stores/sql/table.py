@@ -218,6 +218,7 @@ def _other_columns(id_type: String) -> dict[str, list[Column[Any]]]:
             *_given(LONG, "claims"),
             Column("number", LONG),
             Column("ended", Double),
+            Column("lags", LONG_TEXT),
         ],
         # A run on Spark; `totals` is JSON.
         "runs": [

@@ -1,7 +1,7 @@
 """A Kafka cluster as a Transport: topics, publishing, and an intake for each queue."""
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
@@ -37,6 +37,11 @@ _REFUSED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 )
 """Errors that another try would meet again. A broker refuses a whole batch for one record."""
+_SOON = (
+    *(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE),
+    KafkaError.NOT_COORDINATOR,
+)
+"""Errors of a group's broker that has just become that."""
 _of_parents: list[object] = []
 """In a forked child: librdkafka would wait for its threads before it forgets a client."""
 
@@ -186,6 +191,16 @@ class KafkaTransport:
                 self._make(topic)
 
     def is_drained(self, queue: str) -> bool:
+        return not any(self._behind(queue).values())
+
+    def lags(self, queue: str) -> Mapping[str, int]:
+        found: Counter[str] = Counter()
+        for place, count in self._behind(queue).items():
+            found[f"kafka:{place.topic}"] += count
+        return found
+
+    def _behind(self, queue: str) -> Mapping[Place, int]:
+        """How many messages of each partition no member of the queue's group has acknowledged."""
         intake = self._intakes.get(queue)
         # What is acknowledged may not be committed yet. What only brokers see, such as the ends of
         # transactions, counts until a member passes it.
@@ -197,19 +212,23 @@ class KafkaTransport:
             for number in range(count)
         ]
         if not places:
-            return True
+            return {}
         group = self._settings.client.get("group.id", f"oncely-{queue}")
         asked = [ConsumerGroupTopicPartitions(group, places)]
         admin, last = self._admin, OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        try:
-            found = admin.list_consumer_group_offsets(asked, request_timeout=_ASK_S)
-            ends = admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ASK_S)
-            return all(
-                ends[place].result().offset <= max(place.offset, marks.get(place, 0), 0)
-                for place in found[group].result().topic_partitions
-            )
-        except KafkaException as error:
-            raise TransportError(f"Kafka: {error.args[0].str()}") from error
+        until = monotonic() + _ASK_S
+        while True:
+            try:
+                found = admin.list_consumer_group_offsets(asked, request_timeout=_ASK_S)
+                ends = admin.list_offsets(dict.fromkeys(places, last), request_timeout=_ASK_S)
+                return {
+                    each: max(0, ends[each].result().offset - max(each.offset, marks.get(each, 0)))
+                    for each in found[group].result().topic_partitions
+                }
+            except KafkaException as error:
+                if error.args[0].code() not in _SOON or monotonic() > until:
+                    raise TransportError(f"Kafka: {error.args[0].str()}") from error
+                admin.poll(_LOOK_S)
 
     def close(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which worker holds a claim, and which worker has ended."""
+"""Which worker holds a claim, which worker has ended, and how far its consumer is behind."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,10 @@ def upgrade(name: "TableName", found: "Found") -> None:
     """Add the columns to tables that no migration before this one makes or has just made."""
     ours = tables(name, op.get_context().dialect.name, found.collation)
     there = inspect(context.config.attributes["connection"])
-    for table, columns in ((ours.records, ("worker",)), (ours.workers, ("number", "ended"))):
+    for table, columns in (
+        (ours.records, ("worker",)),
+        (ours.workers, ("number", "ended", "lags")),
+    ):
         if there.has_table(table.name, schema=name.schema):
             names = {column["name"] for column in there.get_columns(table.name, name.schema)}
             for each in columns:
