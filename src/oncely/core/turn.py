@@ -184,6 +184,11 @@ class Turn:
         return isinstance(self.outcome, Suspect)
 
     @property
+    def is_taken(self) -> bool:
+        """Whether its message waited in the ledger, and was taken from there."""
+        return self.taken is not None
+
+    @property
     def is_dead_unheard(self) -> bool:
         """Whether it is a dead letter that was not stored with its end."""
         is_dead = self.ending is not None and isinstance(self.ending.verdict, DeadLetter)

@@ -81,6 +81,8 @@ class Batch:
     deliveries: DataFrame | None
     """The input; None if an earlier program has begun the batch."""
     partitions: int | None
+    due: Sequence[str] = ()
+    """The ids of what this program has taken from the ledger."""
 
     def stage(self) -> None:
         """Store the deliveries, unless they are stored."""
@@ -96,7 +98,8 @@ class Batch:
         rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
         # Copies are next to each other, so that a task finds them without keeping all ids.
         sorted_ = rows.sortWithinPartitions("id")
-        return run_job(sorted_, self.settings, "claim", self.key, self.staging).as_json()
+        job = run_job(sorted_, self.settings, "claim", self.key, self.staging, due=self.due)
+        return job.as_json()
 
     def new(self, claimed: JobReport) -> DataFrame:
         """The new messages: the same each time the handler is called."""
@@ -177,22 +180,22 @@ class Batches:
         """Finish the batches of earlier programs, and then hand the new messages to the handler."""
         check_types(messages.schema)
         counts = self.take_up(messages.sparkSession)
-        deliveries = self._with_due(messages)
+        deliveries, due = self._with_due(messages)
         key = uuid4().hex
         staging = StagingFolder(f"{self._folder}/{key}")
         batch = Batch(
-            messages.sparkSession, key, staging, self._settings, deliveries, self._partitions
+            messages.sparkSession, key, staging, self._settings, deliveries, self._partitions, due
         )
         return counts + self._run(batch, self._policy)
 
-    def _with_due(self, messages: DataFrame) -> DataFrame:
+    def _with_due(self, messages: DataFrame) -> tuple[DataFrame, Sequence[str]]:
         """`messages`, and the consumer's messages that wait in the ledger and are due, such as
-        retried dead letters, in the message columns that `messages` has.
+        retried dead letters, in the message columns that `messages` has; and the ids of these.
         """
         mailbox, queue = self._ledger.mailbox, retries_of(self._consumer)
         # To look is a cheap read; to take is a write.
         if mailbox.free_in_s(queue) != 0:
-            return messages
+            return messages, ()
         rows = [
             (m.id, m.type, m.body, dict(m.headers), m.source, m.time, m.key)
             for m in (t.message for t in mailbox.take(_MOST_DUE, self._policy.lease, queue=queue))
@@ -200,7 +203,8 @@ class Batches:
         due = messages.sparkSession.createDataFrame(rows, _SCHEMA_OF_DUE)
         own = {field.name: field.dataType for field in messages.schema.fields}
         columns = [f.col(name).cast(own[name]).alias(name) for name in due.columns if name in own]
-        return messages.unionByName(due.select(columns), allowMissingColumns=True)
+        together = messages.unionByName(due.select(columns), allowMissingColumns=True)
+        return together, [id_ for id_, *_ in rows]
 
     # ---- Batches of earlier programs -----------------------------------------------------------
 

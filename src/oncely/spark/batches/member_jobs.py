@@ -63,6 +63,8 @@ class Job(NamedTuple):
     """The name of the job's report there."""
     error: str = ""
     """The error of the messages, if they have failed."""
+    due: Sequence[str] = ()
+    """The ids of the messages that the program has taken from the ledger."""
 
     @property
     def staging(self) -> StagingFolder:
@@ -101,9 +103,10 @@ def run_job(
     batch_key: str,
     staging: StagingFolder,
     error: str = "",
+    due: Sequence[str] = (),
 ) -> JobReport:
     """Let tasks do the job on the rows; return the report."""
-    job = Job(does, batch_key, staging.folder, f"{uuid4().hex}.json", error)
+    job = Job(does, batch_key, staging.folder, f"{uuid4().hex}.json", error, due)
     told = {**options, BATCH_JOB: json.dumps(job)}
     rows.write.format("oncely").options(**told).mode("append").save()
     return read_report(staging.told(job.name))
@@ -125,7 +128,7 @@ class ClaimTask(ChunkTask):
         super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.
-        self._retries = None
+        self._retries, self._due = None, frozenset(job.due)
         self._job = job
         self.files: list[str] = []
         """The file of the new messages, with all their columns, if there are any."""
@@ -161,7 +164,7 @@ class ClaimTask(ChunkTask):
     def _turn(self, row: Row) -> RowTurn:
         turn = super()._turn(row)
         turn.token, turn.metadata = self._job.token, {BATCH: self._job.batch_key}
-        turn.source = self._source
+        turn.source, turn.is_due = self._source, row.id in self._due
         return turn
 
     def _process(self, turns: Sequence[RowTurn]) -> None:

@@ -25,6 +25,8 @@ class RowTurn(Turn):
     """The horizon for which an older message may run."""
     source: Any = None
     """The rows of which it is one, where the task needs them."""
+    is_due = False
+    """Whether the program has taken its message from the ledger, and not the task."""
 
     def __init__(self, row: Row, token: int) -> None:
         super().__init__(row.id)
@@ -38,7 +40,14 @@ class RowTurn(Turn):
         """For the claim: when the message was sent, or the horizon for which it may run. If the
         ledger forgets more in the meantime, the message is too old again.
         """
+        if self.is_due:
+            return None
         return seconds_since_1970(self.row.time) if self.passed is None else self.passed
+
+    @property
+    def is_taken(self) -> bool:
+        """As in Turn; the task may not have the message that waited."""
+        return self.is_due or super().is_taken
 
     def probed(self) -> Message:
         """The message for a probe."""
