@@ -34,7 +34,7 @@ _SCOPES = {
         "tests/cli/test_pipeline_runs.py",
         "tests/spark/test_batches.py",
     ),
-    "kafka": ("tests/integration/test_kafka.py",),
+    "kafka": ("tests/integration/test_kafka.py", "tests/integration/test_faststream_brokers.py"),
     "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
 }
 """Files whose tests share a Spark or a Kafka, which takes longer to start than most tests take."""

@@ -32,6 +32,7 @@ _A_DAY = {
     "useless sessions": 6,
     "broken off": 8,
     "waiting plans": 6,
+    "other brokers of frameworks": 1,
 }
 """How many of the tests with the mark `in_turn` and this name a run has."""
 

@@ -29,8 +29,11 @@ def client(url: str) -> Celery:
     """An application without tasks: it sends them by name."""
     app = Celery("shop", broker=url, backend=os.environ[RESULTS], set_as_current=False)
     app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
-    if url.startswith("redis"):
+    if url.startswith(("redis", "sqs")):
         app.conf.broker_transport_options = {"visibility_timeout": 1}
+    if url.startswith("sqs"):
+        own = {"queue_name_prefix": url.rpartition("/")[2], "wait_time_seconds": 1}
+        app.conf.broker_transport_options |= {"region": "eu-central-1", **own}
     return app
 
 

@@ -289,19 +289,26 @@ def test_in_doubt(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     assert shop.effects.count("a") == 2
 
 
-@pytest.mark.in_turn("processes are killed")
-def test_redis_as_broker(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is killed after the effect, on Redis: after the visibility timeout its task is
-    delivered again, also while it runs, and the effect is not repeated.
+@pytest.mark.in_turn("other brokers of frameworks")
+@pytest.mark.parametrize("broker", ["redis", "sqs"])
+def test_visibility_timeout(
+    broker: str, redis_url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A worker that is killed after the effect, on Redis or SQS: after the visibility timeout its
+    task is delivered again, also while it runs, and the effect is not repeated.
     """
-    monkeypatch.setenv(RESULTS, redis_url)
-    with closing(ledger_in(tmp_path)) as ledger, client(redis_url) as app:
+    request.getfixturevalue("monkeypatch").setenv(RESULTS, redis_url)
+    url = redis_url
+    if broker == "sqs":
+        host = request.getfixturevalue("sqs_url").partition("endpoint=http://")[2]
+        url = f"sqs://1:1@{host}/{uuid4().hex}"
+    with closing(ledger_in(tmp_path)) as ledger, client(url) as app:
         ledger.migrate()
         shop = Shop(app, Effects(tmp_path), ledger)
-        with worker(redis_url, tmp_path):
+        with worker(url, tmp_path):
             hanging = shop.send("hang", "a")
             wait_until(lambda: shop.effects.count("a"))
-        with worker(redis_url, tmp_path):
+        with worker(url, tmp_path):
             assert hanging.get(timeout=LIMIT_S) is None
             shop.wait()
         assert shop.effects.count("a") == 1

@@ -1,6 +1,7 @@
 """An attempt at handling a message: it knows whether the handler raised, and what follows."""
 
 import inspect
+from asyncio import to_thread
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -85,13 +86,8 @@ class Attempt:
         else:
             self.result = run_new(Work(self._lifecycle, self.turn), call)
         self._lifecycle.outage.over("claims")
-        claim = self.turn.claim
-        if claim is not None and claim.former is not None:
-            # What an earlier attempt has left is no dead letter any more.
-            ledger = self._lifecycle.ledger
-            with suppress(StoreError):
-                if letters := ledger.mailbox.dead_of(claim.key):
-                    ledger.discard_dead([letter.id for letter in letters])
+        if (claim := self.turn.claim) and claim.former:
+            self._discard_dead(claim.key)
 
     async def run_async(self, call: Callable[..., Awaitable[Any]]) -> None:
         """As `run`, for an async handler."""
@@ -100,6 +96,15 @@ class Attempt:
         else:
             self.result = await run_new_async(Work(self._lifecycle, self.turn), call)
         self._lifecycle.outage.over("claims")
+        if (claim := self.turn.claim) and claim.former:
+            await to_thread(self._discard_dead, claim.key)
+
+    def _discard_dead(self, key: Key) -> None:
+        """Let what an earlier attempt has left be a dead letter no longer."""
+        ledger = self._lifecycle.ledger
+        with suppress(StoreError):
+            if letters := ledger.mailbox.dead_of(key):
+                ledger.discard_dead([letter.id for letter in letters])
 
     @property
     def has_result(self) -> bool:
@@ -141,9 +146,9 @@ class Attempt:
         if self._is_followed and not self.is_repeated:
             await self._lifecycle.finish(self._lifecycle.async_driver, [self.turn])
 
-    def keep_dead(self, type_: str, body: bytes, error: BaseException) -> None:
+    def keep_dead(self, sent: Message, error: BaseException) -> None:
         """Keep the message as a dead letter, since the framework has given it up because of that
-        error; `body` is what a Resender sends.
+        error; `sent` is what a Resender sends, whatever its id.
         """
         turn, ledger, reason = self.turn, self._lifecycle.ledger, describe(error)
         if not ledger.can_defer:
@@ -151,7 +156,7 @@ class Attempt:
         if isinstance(turn.outcome, Exhausted):
             # It is refused because it had failed before.
             reason = turn.outcome.record.error or reason
-        turn.message = Message(turn.message_id or "", body, type_)
+        turn.message = replace(sent, id=turn.message_id or "")
         rows = RetryQueue(self._lifecycle.consumer).dead_letters(turn, reason)
         # In place of what a Resender has just sent, and is about to remove.
         ledger.mailbox.keep((), [replace(row, destination=self._kind) for row in rows])

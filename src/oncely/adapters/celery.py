@@ -197,7 +197,7 @@ def _keep_dead(sender: Task, exception: BaseException, **_: Any) -> None:
         again = {"retries": 0, "expires": None, "chord": None}
         sent = sender.signature_from_request(request, **again)
         _, _, text = dumps(sent, "json")  # type: ignore[no-untyped-call]  # It has no types.
-        attempt.keep_dead(sender.name, bytes(text, "utf-8"), exception)
+        attempt.keep_dead(Message("", bytes(text, "utf-8"), sender.name), exception)
 
 
 task_success.connect(_finish)

@@ -121,7 +121,7 @@ class OnceMiddleware(Middleware):
         """Keep what dramatiq has given up."""
         if (failed := vars(message).get(_FAILED)) is not None:
             attempt, error = failed
-            attempt.keep_dead(message.actor_name, message.encode(), error)
+            attempt.keep_dead(Message("", message.encode(), message.actor_name), error)
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:  # noqa: ARG002
         """What follows the message is sent."""

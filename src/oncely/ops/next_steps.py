@@ -57,7 +57,8 @@ def _next(
     if waiting is not None and not waiting.is_set_aside:
         due, framework = waiting.due or now, waiting.destination
         if framework:
-            who, does = f"worker of {framework.title()}", "sends it to its broker again"
+            name = "FastStream" if framework == "faststream" else framework.title()
+            who, does = f"worker of {name}", "sends it to its broker again"
             doer = _by(at_work, who, does, (framework,))
     if due is not None:
         return f"{'due now' if due <= now else f'due at {moment(due, now)}'}: {doer}"
