@@ -11,7 +11,6 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.core.alike import alike
 from oncely.core.errors import (
     NAMES,
     ConfigError,
@@ -20,6 +19,7 @@ from oncely.core.errors import (
     is_secret,
     mask_passwords,
 )
+from oncely.core.errors_by_kind import kind_of
 from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter, digest
 from oncely.ledger.ledger import Ledger
@@ -249,7 +249,7 @@ def letter_groups(
     found, more = first(every_dead_letter(ledger, consumer, with_bodies=False), most)
     members: dict[tuple[str, str], list[DeadLetter]] = {}
     for letter in found:
-        members.setdefault((letter.key.consumer, alike(letter.reason)), []).append(letter)
+        members.setdefault((letter.key.consumer, kind_of(letter.reason)), []).append(letter)
     groups = [
         LetterGroup(
             id=_id_of(consumer, error),
@@ -296,7 +296,7 @@ def letters_to_export(
 def _of_group(letters: Iterator[DeadLetter], id_: str) -> Iterator[DeadLetter]:
     is_none = True
     for letter in letters:
-        if _id_of(letter.key.consumer, alike(letter.reason)) == id_:
+        if _id_of(letter.key.consumer, kind_of(letter.reason)) == id_:
             is_none = False
             yield letter
     if is_none:

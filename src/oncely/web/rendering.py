@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from oncely.core.errors_by_kind import headline
 from oncely.core.shown import moment, shown, span
 
 STATIC = Path(__file__).with_name("static")
@@ -44,6 +45,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "cut": _cut,
+        "headline": lambda error: _cut(error and headline(error)),
         "labelled": _labelled,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "lines": _lines,

@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from oncely import ops
 from oncely.core.errors import ConfigError
+from oncely.core.errors_by_kind import headline
 from oncely.core.message import Message
 from oncely.core.shown import shown
 from oncely.core.waiting import DeadLetter, WaitingMessage
@@ -157,7 +158,8 @@ def _named_letters(visit: Visit, numbers: Sequence[str]) -> Chosen:
 
 def _subject(letter: DeadLetter) -> Subject:
     shown = ops.letter_as_dict(letter)
-    label = f"dead letter {letter.id}: {shown['message_id'] or 'without an id'}, {shown['reason']}"
+    named = f"{shown['message_id'] or 'without an id'}, {headline(shown['reason'])}"
+    label = f"dead letter {letter.id}: {named}"
     return Subject(letter.key, str(letter.id), label)
 
 
@@ -184,7 +186,8 @@ def _choose_unsent(visit: Visit) -> Chosen:
 
 
 def _unsent_subject(message: WaitingMessage) -> Subject:
-    label = f"message {message.number} to {message.destination}: {message.reason or 'no reason'}"
+    reason = headline(message.reason or "no reason")
+    label = f"message {message.number} to {message.destination}: {reason}"
     return Subject(message.parent, str(message.number), label)
 
 
