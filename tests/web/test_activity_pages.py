@@ -136,20 +136,20 @@ def noted(asked: list[str], name: str, ask: Callable[..., Any]) -> Callable[...,
     return noting
 
 
-def test_workers(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers(open_sqlite: OpenSqlite, clock: ManualClock) -> None:
     """Who is alive; one that was silent for half a minute is gone, and may have left claims: those
     that go on are counted.
     """
+    ledger = Ledger(open_sqlite(clock))
     ledger.claim_many([Key("billing", "m1"), Key("billing", "m2")])
     gone = Worker("w1", "consumer", "billing", "shop-2", 4711, "1.0", 0.0, 0.0, 2, Process.number)
     ledger.recorder.is_silent = True
     ledger.operations.keep_worker(gone, [])
     assert "consumer billing shop-2 4711 alive 2" in text(reader(ledger).get("/workers"))
-    later = ledger.now() + 31
-    monkeypatch.setattr(Ledger, "now", lambda _: later)
+    clock.advance(31)
     page = text(reader(ledger).get("/workers"))
     assert re.search(r"shop-2 4711 gone since [-0-9: ]+ UTC, held 2 claims 2 ", page)
-    later += 1_000
+    clock.advance(1_000)
     ledger.operations.keep_worker(gone._replace(id="w2", pid=4712, number=None), [])
     ledger.operations.end_worker("w2")
     page = text(reader(ledger).get("/workers"))
