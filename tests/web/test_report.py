@@ -205,7 +205,7 @@ def test_a_letter_that_is_gone_meanwhile(filled: Trouble, monkeypatch: pytest.Mo
     """A dead letter that is retried while the file is written is left out."""
     grouped = ops.letter_groups
 
-    def then_retried(*given: object) -> ops.FoundGroups:
+    def then_retried(*given: object) -> ops.FoundGroups[int]:
         found = grouped(*given)  # type: ignore[arg-type]
         ops.retry_letters(filled.ledger, [found.groups[0].sample], by="anna")
         return found

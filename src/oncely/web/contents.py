@@ -35,7 +35,7 @@ _HOUR_S = 3_600
 _LABELLED = 4
 """Of so many hours one has its time below the chart: six in a day, on a phone too."""
 _GROUPED = 2_000
-"""Dead letters that are grouped: a page shows no more of them in time."""
+"""Messages that are grouped: a page shows no more of them in time."""
 
 _UNUSABLE = (ValueError, TypeError, OverflowError, RecursionError)
 """What JSON raises of others, and what it gives where we expect names and a number."""
@@ -158,6 +158,7 @@ def waiting(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Con
     found = ops.waiting(ledger, consumer, limit, with_bodies=False)
     return {
         "messages": [(mark(each.key), ops.waiting_as_dict(each, now)) for each in found.messages],
+        "grouped": ops.waiting_groups(ledger, consumer, _GROUPED),
         "more": found.more,
         "now": now,
     }

@@ -45,6 +45,14 @@ class Chosen(NamedTuple):
     left_out: Sequence[str] = ()
 
 
+def left_of_group(found: ops.FoundGroups[Item]) -> Sequence[str]:
+    """What is left out, where a group is meant."""
+    if len(found.groups[0].ids) > MOST:
+        return [MORE]
+    looked_at = f"any after the first {found.looked_at:,} messages"
+    return [f"{looked_at}: decide again for the rest"] if found.more else []
+
+
 def named(key: Key) -> str:
     """A message in a sentence."""
     return f"{key.message_id!r} ({key.consumer})"

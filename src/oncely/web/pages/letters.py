@@ -24,6 +24,7 @@ from oncely.web.pages.confirming import (
     DecisionPages,
     Outcome,
     Subject,
+    left_of_group,
     told,
 )
 from oncely.web.pages.lists import listed
@@ -140,12 +141,7 @@ def _choose_letters(visit: Visit) -> Chosen:
     found_group = ops.letter_group(visit.ledger, visit.field("group"), consumer)
     numbers = [str(id_) for id_ in found_group.groups[0].ids]
     subjects, missing = _named_letters(visit, numbers[:MOST])
-    looked_at = f"any after the first {found_group.looked_at:,} dead letters"
-    if len(numbers) > MOST:
-        missing = [*missing, MORE]
-    elif found_group.more:
-        missing = [*missing, f"{looked_at}: decide again for the rest"]
-    return Chosen(subjects, missing)
+    return Chosen(subjects, [*missing, *left_of_group(found_group)])
 
 
 def _named_letters(visit: Visit, numbers: Sequence[str]) -> Chosen:

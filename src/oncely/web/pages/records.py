@@ -14,7 +14,16 @@ from oncely.core.errors import ConfigError, RefusedError, StoreError, mask_passw
 from oncely.core.record import Key, Record
 from oncely.web.contents import mark, read_mark
 from oncely.web.decisions import RECORDS, WAITING, OperatorDecision
-from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named, told
+from oncely.web.pages.confirming import (
+    MORE,
+    Chosen,
+    DecisionPages,
+    Outcome,
+    Subject,
+    left_of_group,
+    named,
+    told,
+)
 from oncely.web.pages.lists import command, more_of
 from oncely.web.visit import MOST, Visit
 
@@ -196,7 +205,18 @@ def _shown(visit: Visit) -> dict[Key, int]:
 
 
 def _choose_retries(visit: Visit) -> Chosen:
-    return Chosen([Subject(key, mark(key), named(key)) for key in _shown(visit)])
+    """Those that were ticked, those of a group, or all that wait."""
+    consumer = visit.field("consumer") or None
+    left_out: Sequence[str] = []
+    if visit.sent("every"):
+        found, more = ops.waiting(visit.ledger, consumer, MOST, with_bodies=False)
+        keys, left_out = [each.key for each in found], [MORE] if more else []
+    elif visit.field("group"):
+        group = ops.waiting_groups(visit.ledger, consumer).only(visit.field("group"))
+        keys, left_out = [*group.groups[0].ids[:MOST]], left_of_group(group)
+    else:
+        keys = [*_shown(visit)]
+    return Chosen([Subject(key, mark(key), named(key)) for key in keys], left_out)
 
 
 def _decide_retries(visit: Visit, decided: OperatorDecision) -> Outcome:
