@@ -157,6 +157,30 @@ def test_workers(open_sqlite: OpenSqlite, clock: ManualClock) -> None:
     assert re.search(r"shop-2 4712 stopped at [-0-9: ]+ UTC 0 ", page)
 
 
+def test_a_worker_is_dead(open_sqlite: OpenSqlite, clock: ManualClock) -> None:
+    """Of a process that is gone, somebody says that it is dead: its claims end, with a note, and
+    what it held is in doubt. One that is alive again meanwhile is left alone.
+    """
+    ledger = Ledger(open_sqlite(clock))
+    ledger.recorder.is_silent = True
+    key = Key("billing", "m1")
+    ledger.claim(key, "1h")
+    gone = Worker("w1", "consumer", "billing", "shop-2", 4711, "1.0", 0.0, 0.0, 1, Process.number)
+    ledger.operations.keep_worker(gone, [])
+    operator = reader(ledger)
+    assert 'name="worker"' not in operator.get("/workers")
+    clock.advance(60)
+    page = operator.get("/workers")
+    asking = operator.send(page, "/workers/confirm", decision="dead", worker="shop-2:4711")
+    assert "It is dead: end its claims: 1 worker" in text(asking)
+    said = operator.send(asking, "/workers/change", why="its node is gone")
+    assert "'m1' (billing): in doubt" in text(said)
+    [record] = ops.select(ledger, ops.Selection(states=[ops.IN_DOUBT])).records
+    assert record.key == key
+    ledger.operations.keep_worker(gone, [])
+    assert "shop-2:4711 is alive" in text(operator.send(asking, "/workers/change", why="again"))
+
+
 def test_more_workers_than_a_page_can_show(
     open_sqlite: OpenSqlite, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
 from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
-from oncely.web.pages import letters, lists, records
+from oncely.web.pages import letters, lists, records, workers
 from oncely.web.rendering import STATIC
 from oncely.web.safety_headers import SafetyHeaders
 from oncely.web.site import (
@@ -55,7 +55,7 @@ _PAGES: Mapping[str, _Page] = {
     "/queues": lists.queues,
     "/messages": records.search,
     "/message": records.message,
-    "/workers": lists.workers,
+    "/workers": workers.workers,
     "/runs": lists.runs,
     "/audit": lists.audit,
 }
@@ -67,6 +67,8 @@ _CHANGES: Mapping[str, _Page] = {
     "/records/change": records.RECORD_PAGES.change,
     "/waiting/confirm": records.RETRY_PAGES.confirm,
     "/waiting/change": records.RETRY_PAGES.change,
+    "/workers/confirm": workers.WORKER_PAGES.confirm,
+    "/workers/change": workers.WORKER_PAGES.change,
     "/unsent/confirm": letters.UNSENT_PAGES.confirm,
     "/unsent/change": letters.UNSENT_PAGES.change,
 }

@@ -77,6 +77,8 @@ class DecisionPages:
     """In which the form names the subjects."""
     choose: Callable[[Visit], Chosen]
     decide: Callable[[Visit, OperatorDecision], Outcome]
+    what: str = "message"
+    """What a subject is."""
 
     def confirm(self, visit: Visit, error: str | None = None) -> Response:
         """Ask whether that is meant, and why: show what would be done, to how many."""
@@ -91,6 +93,7 @@ class DecisionPages:
             needs_note=needs_note(decided, len(subjects)),
             to=self.to,
             field=self.field,
+            what=self.what,
             back=self.back,
             error=error,
         )
