@@ -43,7 +43,7 @@ def test_rates(ledger: Ledger) -> None:
     page = reader(ledger).get("/")
     assert "billing hour 3 0 1 1 0 0." in text(page)
     assert "billing day 3 0 1 1 0 0." in text(page)
-    assert "the tallest column is 4." in text(page)
+    assert "<span>4</span><span>2</span><span>0</span>" in page
     assert '<rect class="handled"' in page
     assert '<rect class="failed"' in page
 
@@ -101,9 +101,9 @@ def test_estimates(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "tallies", estimated)
     page = text(reader(ledger).get("/"))
     assert "completed about 1" in page
-    assert "failed completed billing 0 0 0 1 about 1" in page
+    assert "billing 1 failed, 1 completed 0 0 0 1 about 1" in page
     page = text(reader(ledger).get("/consumers"))
-    assert re.search(r"billing 0 0 in doubt of billing 0 about 1 1 about 0", page)
+    assert re.search(r"completed 0 0 in doubt of billing 0 about 1 1 about 0", page)
 
 
 def test_refresh_is_cheap(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

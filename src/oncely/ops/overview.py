@@ -73,11 +73,14 @@ class LedgerOverview:
         }
 
 
-def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOverview:
+def overview(
+    ledger: Ledger, known: Sequence[str] | None = None, found: Status | None = None
+) -> LedgerOverview:
     """Where the ledger stands, what is stuck in it, and what can lose or repeat messages. `known`
-    are those problems, if they were asked for lately: `problems` compares the whole schema.
+    are those problems, if they were asked for lately: `problems` compares the whole schema; and
+    `found` is the status, if it was.
     """
-    found = status(ledger)
+    found = found or status(ledger)
     wrong = problems(ledger, program="reader") if known is None else known
     return LedgerOverview(found, [*_stuck(found)], wrong)
 

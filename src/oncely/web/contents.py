@@ -32,8 +32,6 @@ CONSUMERS = 1_000
 WORKERS = 1_000
 """Processes that are shown, at most: one may be killed and started again all day."""
 _HOUR_S = 3_600
-_LABELLED = 4
-"""Of so many hours one has its time below the chart: six in a day, on a phone too."""
 _GROUPED = 2_000
 """Messages that are grouped: a page shows no more of them in time."""
 
@@ -57,6 +55,17 @@ def overview(found: ops.LedgerOverview) -> Contents:
     }
 
 
+def tab_counts(found: ops.Status) -> Mapping[str, int]:
+    """How many messages stand on a page, of those that people look at."""
+    return {
+        "/in-doubt": found.total.in_doubt,
+        "/failed": found.total.dead_letters,
+        "/waiting": found.total.waiting,
+        "/outbox": found.backlog.waiting + found.backlog.set_aside,
+        "/queues": sum(each.waiting for each in found.queues.values()),
+    }
+
+
 def _worst(rows: Mapping[str, Row], badness: Callable[[Row], int]) -> Mapping[str, Row]:
     """All, in their order; of too many, those that are worst off, the worst first."""
     if len(rows) <= CONSUMERS:
@@ -71,19 +80,16 @@ def _by_consumer(found: ops.Status) -> Contents:
 
 def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents:
     """What was handled and what went wrong, hour by hour and by consumer; as `oncely activity
-    --json` has it. In the chart most hours have no label, for lack of room.
+    --json` has it.
     """
     hours = []
     for number, group in groupby(went_on.points, key=lambda point: point.began // _HOUR_S):
         _, *counts = zip(*group, strict=True)
         hours.append(ops.Point(number * _HOUR_S, *map(sum, counts)))
-    of_day = [each.began // _HOUR_S % 24 for each in hours]
     return _kept(
         ledger,
         now,
         hours=hours,
-        labels=["" if hour % _LABELLED else f"{hour:02}:00" for hour in of_day],
-        tallest=max((sum(each[1:]) for each in hours), default=0),
         hour=went_on.hour,
         day=_worst(went_on.day, lambda each: each.in_doubt + each.failed_attempts + each.failed),
         day_count=len(went_on.day),

@@ -22,11 +22,14 @@ _SHOWN = 20_000
 """Characters of a body or a traceback."""
 _CUT = 160
 """Characters of an error in a list."""
+_SHORT_NAME, _LONG_NAME = 20, 40
 _HEAD = re.compile(r'<th scope="col"[^>]*>(.*?)</th>')
 _WIDTH, _HEIGHT = 100.0, 6.0
 _TALL = 40.0
-_WORD = 12.0
+_WORD = 14.0
 """So much of its axis a word takes at most, that of a telephone."""
+_LABELLED = 4
+"""Of so many hours one has its time below the chart: six in a day, on a telephone too."""
 _LEAST = 1.5
 """What is there at all is wide enough to be seen: three in doubt of a million."""
 _CELL = re.compile(r'<tr|<td(?! colspan)|<th scope="row"')
@@ -45,6 +48,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "cut": _cut,
+        "name": _name,
         "headline": lambda error: _cut(error and headline(error)),
         "labelled": _labelled,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
@@ -52,13 +56,14 @@ def environment() -> Environment:
         # For a field that is sent back: escaped, and nothing else.
         "as_it_is": escape,
         "number": lambda count: f"{count:,}",
+        "hour": lambda at: f"{datetime.fromtimestamp(at, UTC):%H:%M}",
         "counted": lambda count, word: f"{count:,} {word}{'' if count == 1 else 's'}",
         "span": span,
         "took": lambda seconds: "-" if seconds is None else f"{seconds:g} s",
         "total": _total,
         "slug": lambda word: word.replace(" ", "-"),
     }
-    made.globals |= {"moment": _moment, "bar": bar, "columns": columns, "version": _version}
+    made.globals |= {"moment": _moment, "bar": bar, "chart": chart, "version": _version}
     return made
 
 
@@ -76,6 +81,16 @@ def _cut(text: str | None) -> str:
     if not text:
         return "-"
     return text if len(text) <= _CUT else f"{text[: _CUT - 1]}…"
+
+
+def _name(text: str) -> str:
+    """A name in a table: one that is not short may be broken between its words, and only one that
+    is long within a word, too.
+    """
+    if len(text) <= _SHORT_NAME:
+        return text
+    parts = Markup("<wbr>").join(re.split(r"(?<=[./_:@])", shown(text)))
+    return Markup('<span class="long">{}</span>').format(parts) if len(text) > _LONG_NAME else parts
 
 
 def _labelled(rows: Markup) -> Markup:
@@ -116,7 +131,9 @@ def _moment(at: float, now: float) -> Markup:
         exact = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError):
         return escape(moment(at, now))
-    return Markup('<time datetime="{}">{}</time>').format(exact, moment(at, now))
+    day, _, off = moment(at, now).partition(" (")
+    text = Markup('<time datetime="{}"><span>{}</span> <span>({}</span></time>')
+    return text.format(exact, day, off)
 
 
 @cache
@@ -136,7 +153,11 @@ def bar(counts: Mapping[str, int]) -> Markup:
         width = share * _WIDTH / sum(wide.values())
         parts.append(_rect(word, left, 0, width, _HEIGHT))
         left += width
-    return _picture("bar", said, _HEIGHT, parts)
+    svg = Markup(
+        '<svg class="bar" role="img" aria-label="{}" viewBox="0 0 {:g} {:g}" '
+        'preserveAspectRatio="none"><title>{}</title>{}</svg>'
+    )
+    return svg.format(said, _WIDTH, _HEIGHT, said, Markup("").join(parts))
 
 
 def _rect(word: str, x: float, y: float, width: float, height: float) -> Markup:
@@ -144,44 +165,54 @@ def _rect(word: str, x: float, y: float, width: float, height: float) -> Markup:
     return rect.format(word.replace(" ", "-"), x, y, width, height)
 
 
-def _picture(kind: str, said: str, height: float, parts: Sequence[Markup]) -> Markup:
-    svg = Markup(
-        '<svg class="{}" role="img" aria-label="{}" viewBox="0 0 {} {}" '
-        'preserveAspectRatio="none">{}</svg>'
-    )
-    return svg.format(kind, said, f"{_WIDTH:g}", f"{height:g}", Markup("").join(parts))
-
-
-def columns(series: Mapping[str, Sequence[int]], words: Sequence[str], said: str) -> Markup:
-    """A column for each place of the series, one series above another, and below them the word of
-    each place that has one, where there is room; `said` says it in words.
+def chart(series: Mapping[str, Sequence[int]], hours: Sequence[str], said: str) -> Markup:
+    """A column for each hour, one series above another, beside an axis of values; one that is
+    touched says its numbers. `said` says all of it in words.
     """
     totals = [sum(counts) for counts in zip(*series.values(), strict=True)]
-    tallest = max(totals, default=0) or 1
-    width = _WIDTH / max(1, len(totals))
-    parts: list[Markup] = []
-    for index in range(len(totals)):
-        top = _TALL
-        for word, counts in series.items():
-            height = counts[index] / tallest * _TALL
-            if not height:
-                continue
-            top -= height
-            parts.append(_rect(word, index * width, top, width * 0.9, height))
-    return _picture("columns", said, _TALL, parts) + _axis(words)
+    top = _round_up(max(totals, default=0))
+    values = Markup("").join(Markup("<span>{}</span>").format(f"{n:,}") for n in (top, top // 2, 0))
+    plot = Markup("")
+    for index, hour in enumerate(hours):
+        counts = {word: numbers[index] for word, numbers in series.items()}
+        told = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+        plot += Markup(
+            '<span class="column" tabindex="-1"><svg viewBox="0 0 1 {:g}" '
+            'preserveAspectRatio="none">{}</svg><span class="told">{}: {}</span></span>'
+        ).format(_TALL, _stacked(counts, top), hour, told or "nothing")
+    return Markup(
+        '<div class="chart" role="img" aria-label="{}"><span class="values">{}</span>'
+        '<span class="plot">{}</span>{}</div>'
+    ).format(said, values, plot, _axis(hours))
 
 
-def _axis(words: Sequence[str]) -> Markup:
-    """The words, each from the left of its column on. A picture of its own: that of the columns is
-    stretched to the width of the screen, and letters would be, too.
+def _stacked(counts: Mapping[str, int], top: int) -> Markup:
+    parts, at = Markup(""), _TALL
+    for word, count in counts.items():
+        height = count / top * _TALL
+        at -= height
+        if count:
+            parts += _rect(word, 0, at, 1, height)
+    return parts
+
+
+def _round_up(tallest: int) -> int:
+    """The end of an axis whose half is a whole number, too."""
+    digits: int = 10 ** max(0, len(str(tallest)) - 1)
+    return next(n for n in (2, 4, 6, 10, 20) if n * digits >= tallest) * digits
+
+
+def _axis(hours: Sequence[str]) -> Markup:
+    """The hours that have room, each from the left of its column on. A picture of its own: that of
+    the columns is stretched to the width of the screen, and letters would be, too.
     """
     parts = []
-    for index, word in enumerate(words):
-        at = index / len(words) * _WIDTH
-        if not word or at > _WIDTH - _WORD:
+    for index, hour in enumerate(hours):
+        at = index / len(hours) * _WIDTH
+        if int(hour.partition(":")[0]) % _LABELLED or at > _WIDTH - _WORD:
             continue
         mark = Markup('<line x1="{0}%" x2="{0}%" y1="0" y2="4"/>').format(f"{at:.2f}")
         text = Markup('<text x="{}%" y="17">{}</text>')
-        parts.append(mark + text.format(f"{at:.2f}", word))
+        parts.append(mark + text.format(f"{at:.2f}", hour))
     svg = Markup('<svg class="axis" aria-hidden="true">{}</svg>')
     return svg.format(Markup("").join(parts))

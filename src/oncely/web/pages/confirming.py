@@ -32,10 +32,18 @@ class Subject(NamedTuple):
 class Outcome(NamedTuple):
     """What a decision came to."""
 
-    done: Sequence[str]
+    done: Sequence["Done"]
     refused: Sequence[str]
     audit_error: str | None = None
     """Why the counts are not in the audit, where they could not be kept there."""
+
+
+class Done(NamedTuple):
+    """What a decision was carried out on."""
+
+    name: str
+    next_step: str
+    """What comes next, and who does it; empty where that is not known."""
 
 
 class Chosen(NamedTuple):
@@ -58,10 +66,9 @@ def named(key: Key) -> str:
     return f"{key.message_id!r} ({key.consumer})"
 
 
-def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[str]:
-    """A line for each that was changed: what comes next, and who does it."""
-    steps = changed.next_steps
-    return [": ".join(filter(None, (name(each), steps.get(each)))) for each in changed.done]
+def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[Done]:
+    """Those that were changed, with what comes next."""
+    return [Done(name(each), changed.next_steps.get(each, "")) for each in changed.done]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,16 @@ class DecisionPages:
 
     def done(self, visit: Visit, decided: OperatorDecision, outcome: Outcome) -> Response:
         """Say what has become of each."""
-        return visit.page("done.html", decided=decided, outcome=outcome, back=self.back)
+        # What the tabs count was counted before.
+        visit.site.pages.forget()
+        return visit.page(
+            "done.html",
+            decided=decided,
+            outcome=outcome,
+            next_steps=Counter(each.next_step for each in outcome.done if each.next_step),
+            what=self.what,
+            back=self.back,
+        )
 
     def _decided(self, visit: Visit) -> OperatorDecision:
         name = visit.field("decision")

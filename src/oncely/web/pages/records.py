@@ -18,6 +18,7 @@ from oncely.web.pages.confirming import (
     MORE,
     Chosen,
     DecisionPages,
+    Done,
     Outcome,
     Subject,
     left_of_group,
@@ -134,7 +135,7 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
 
 def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
     """Ask about one after another, while there is time."""
-    done: list[str] = []
+    done: list[Done] = []
     refused = [*left_out]
     audit_error: str | None = None
     until = time.monotonic() + _PROBING_S
@@ -143,7 +144,10 @@ def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) ->
         if time.monotonic() <= until:
             changed, said = _probed_one(visit, record)
         is_decided = changed is not None and changed.done
-        (done if is_decided else refused).append(f"{named(record.key)}: {said}")
+        if is_decided:
+            done.append(Done(named(record.key), said))
+        else:
+            refused.append(f"{named(record.key)}: {said}")
         if changed is not None:
             audit_error = audit_error or changed.audit_error
     return Outcome(done, refused, audit_error)

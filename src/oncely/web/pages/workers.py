@@ -7,7 +7,7 @@ from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Key
 from oncely.web import contents
 from oncely.web.decisions import WORKERS, OperatorDecision
-from oncely.web.pages.confirming import Chosen, DecisionPages, Outcome, Subject, named, told
+from oncely.web.pages.confirming import Chosen, DecisionPages, Done, Outcome, Subject, named, told
 from oncely.web.pages.lists import part
 from oncely.web.visit import MOST, Visit
 
@@ -34,7 +34,7 @@ def _choose(visit: Visit) -> Chosen:
 
 def _end_claims(visit: Visit, _: OperatorDecision) -> Outcome:
     """End the claims of one after another."""
-    done: list[str] = []
+    done: list[Done] = []
     refused: list[str] = []
     audit_errors: list[str | None] = []
     for name in visit.sent("worker")[:MOST]:
