@@ -17,15 +17,8 @@ _ID = 12
 """Characters of a group's id."""
 
 
-class FailedMessage(NamedTuple, Generic[Item]):
-    """A message that failed, as it is put into a group."""
-
-    item: Item
-    """What names it."""
-    consumer: str
-    error: str
-    at: float
-    """The time that counts of it, in seconds since 1970."""
+FailedMessage = tuple[Item, str, str, float]
+"""What names a message, its consumer, its error, and the time that counts of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +66,21 @@ class FoundGroups(NamedTuple, Generic[Item]):
 def groups_of(messages: Iterable[FailedMessage[Item]], most: int) -> FoundGroups[Item]:
     """The first `most` of the messages, grouped by consumer and error."""
     found, more = first(messages, most)
-    members: dict[tuple[str, str], list[FailedMessage[Item]]] = {}
-    for each in found:
-        members.setdefault((each.consumer, kind_of(each.error)), []).append(each)
+    members: dict[tuple[str, str], list[tuple[Item, float]]] = {}
+    for item, consumer, error, at in found:
+        members.setdefault((consumer, kind_of(error)), []).append((item, at))
     groups = [
         ErrorGroup(
-            id=group_id(consumer, error),
+            id=group_id(consumer, kind),
             consumer=consumer,
-            error=error,
+            error=kind,
             count=len(failed),
-            first=min(each.at for each in failed),
-            last=max(each.at for each in failed),
-            sample=failed[-1].item,
-            ids=[each.item for each in failed],
+            first=min(at for _, at in failed),
+            last=max(at for _, at in failed),
+            sample=failed[-1][0],
+            ids=[item for item, _ in failed],
         )
-        for (consumer, error), failed in members.items()
+        for (consumer, kind), failed in members.items()
     ]
     groups.sort(key=lambda group: (-group.count, group.consumer, group.error))
     return FoundGroups(groups, len(found), more)
@@ -100,7 +93,4 @@ def group_id(consumer: str, kind: str) -> str:
 
 def no_group(id_: str) -> RefusedError:
     """What says that there is none of that id."""
-    return RefusedError(
-        f"there is no group {id_!r}: its messages may have been retried or discarded; list the "
-        "groups again"
-    )
+    return RefusedError(f"there is no group {id_!r}; list the groups again")

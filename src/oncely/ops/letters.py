@@ -22,14 +22,7 @@ from oncely.core.message import Message
 from oncely.core.waiting import DeadLetter
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Changed, Noted, change_each
-from oncely.ops.groups import (
-    MOST_GROUPED,
-    FailedMessage,
-    FoundGroups,
-    group_id,
-    groups_of,
-    no_group,
-)
+from oncely.ops.groups import MOST_GROUPED, FoundGroups, group_id, groups_of, no_group
 from oncely.ops.known import check_known_at_all, check_waits, first
 from oncely.ops.next_steps import next_steps
 
@@ -215,10 +208,9 @@ def letter_groups(
     `dead_letters` does.
     """
     letters = every_dead_letter(ledger, consumer, with_bodies=False)
-    failed = (
-        FailedMessage(each.id, each.key.consumer, each.reason, each.last_seen) for each in letters
+    return groups_of(
+        ((each.id, each.key.consumer, each.reason, each.last_seen) for each in letters), most
     )
-    return groups_of(failed, most)
 
 
 def letter_group(

@@ -90,10 +90,17 @@ def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents
         ledger,
         now,
         hours=hours,
+        top=_round_up(max((sum(each[1:]) for each in hours), default=0)),
         hour=went_on.hour,
         day=_worst(went_on.day, lambda each: each.in_doubt + each.failed_attempts + each.failed),
         day_count=len(went_on.day),
     )
+
+
+def _round_up(tallest: int) -> int:
+    """The end of an axis whose half is a whole number, too."""
+    step: int = max(2, 10 ** (len(str(tallest)) - 1) // 5)
+    return max(step, -(-tallest // step) * step)
 
 
 def _kept(ledger: Ledger, now: float, **shown: Any) -> Contents:

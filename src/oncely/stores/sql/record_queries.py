@@ -166,10 +166,8 @@ def tallies(at: OwnTables, unfinished: int | None = None) -> Mapping[tuple[str, 
         chosen = chosen.where(NOT_COMPLETED).limit(unfinished)
     r = chosen.subquery().c
     now = at.dialect.time(at.link)
-    over_at, for_sender_at = (
-        case((r.lease_until <= now, r.lease_until)),
-        case((r.for_sender, r.last_seen)),
-    )
+    over_at = case((r.lease_until <= now, r.lease_until))
+    for_sender_at = case((r.for_sender, r.last_seen))
     totals = (
         *(func.min(r.last_seen), func.count(), func.count(over_at), func.sum(r.duplicates)),
         *(func.count(for_sender_at), func.min(over_at), func.min(for_sender_at)),

@@ -32,18 +32,11 @@ class Subject(NamedTuple):
 class Outcome(NamedTuple):
     """What a decision came to."""
 
-    done: Sequence["Done"]
+    done: Sequence[tuple[str, str]]
+    """The names, and what comes next; empty where that is not known."""
     refused: Sequence[str]
     audit_error: str | None = None
     """Why the counts are not in the audit, where they could not be kept there."""
-
-
-class Done(NamedTuple):
-    """What a decision was carried out on."""
-
-    name: str
-    next_step: str
-    """What comes next, and who does it; empty where that is not known."""
 
 
 class Chosen(NamedTuple):
@@ -66,9 +59,9 @@ def named(key: Key) -> str:
     return f"{key.message_id!r} ({key.consumer})"
 
 
-def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[Done]:
+def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[tuple[str, str]]:
     """Those that were changed, with what comes next."""
-    return [Done(name(each), changed.next_steps.get(each, "")) for each in changed.done]
+    return [(name(each), changed.next_steps.get(each, "")) for each in changed.done]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +114,7 @@ class DecisionPages:
             "done.html",
             decided=decided,
             outcome=outcome,
-            next_steps=Counter(each.next_step for each in outcome.done if each.next_step),
-            what=self.what,
+            next_steps=Counter(step for _, step in outcome.done if step),
             back=self.back,
         )
 

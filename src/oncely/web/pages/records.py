@@ -18,7 +18,6 @@ from oncely.web.pages.confirming import (
     MORE,
     Chosen,
     DecisionPages,
-    Done,
     Outcome,
     Subject,
     left_of_group,
@@ -135,7 +134,7 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
 
 def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
     """Ask about one after another, while there is time."""
-    done: list[Done] = []
+    done: list[tuple[str, str]] = []
     refused = [*left_out]
     audit_error: str | None = None
     until = time.monotonic() + _PROBING_S
@@ -145,7 +144,7 @@ def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) ->
             changed, said = _probed_one(visit, record)
         is_decided = changed is not None and changed.done
         if is_decided:
-            done.append(Done(named(record.key), said))
+            done.append((named(record.key), said))
         else:
             refused.append(f"{named(record.key)}: {said}")
         if changed is not None:
@@ -210,7 +209,7 @@ def _shown(visit: Visit) -> dict[Key, int]:
 
 def _choose_retries(visit: Visit) -> Chosen:
     """Those that were ticked, those of a group, or all that wait."""
-    consumer = visit.field("consumer") or None
+    consumer, keys = visit.field("consumer") or None, [*_shown(visit)]
     left_out: Sequence[str] = []
     if visit.sent("every"):
         found, more = ops.waiting(visit.ledger, consumer, MOST, with_bodies=False)
@@ -218,8 +217,6 @@ def _choose_retries(visit: Visit) -> Chosen:
     elif visit.field("group"):
         group = ops.waiting_groups(visit.ledger, consumer).only(visit.field("group"))
         keys, left_out = [*group.groups[0].ids[:MOST]], left_of_group(group)
-    else:
-        keys = [*_shown(visit)]
     return Chosen([Subject(key, mark(key), named(key)) for key in keys], left_out)
 
 

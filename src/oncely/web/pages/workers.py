@@ -7,17 +7,15 @@ from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.record import Key
 from oncely.web import contents
 from oncely.web.decisions import WORKERS, OperatorDecision
-from oncely.web.pages.confirming import Chosen, DecisionPages, Done, Outcome, Subject, named, told
+from oncely.web.pages.confirming import Chosen, DecisionPages, Outcome, Subject, named, told
 from oncely.web.pages.lists import part
 from oncely.web.visit import MOST, Visit
 
 
 def workers(visit: Visit) -> Response:
     """The processes that work with the ledger."""
-    shown = contents.workers(visit.ledger, visit.ledger.now())
-    decisions = WORKERS.values()
-    command = "oncely workers --json"
-    return part(visit, "workers", "Workers", **shown, decisions=decisions, command=command)
+    shown = contents.workers(visit.ledger, visit.ledger.now()) | {"decisions": WORKERS.values()}
+    return part(visit, "workers", "Workers", **shown, command="oncely workers --json")
 
 
 def _choose(visit: Visit) -> Chosen:
@@ -34,21 +32,20 @@ def _choose(visit: Visit) -> Chosen:
 
 def _end_claims(visit: Visit, _: OperatorDecision) -> Outcome:
     """End the claims of one after another."""
-    done: list[Done] = []
+    done: list[tuple[str, str]] = []
     refused: list[str] = []
-    audit_errors: list[str | None] = []
+    audit_error: str | None = None
     for name in visit.sent("worker")[:MOST]:
         try:
-            why = visit.field("why")
-            changed = ops.worker_dead(visit.ledger, name, by=visit.by, why=why)
+            changed = ops.worker_dead(visit.ledger, name, by=visit.by, why=visit.field("why"))
         except (RefusedError, ConfigError) as error:
             # Claims of others may have ended by now: the page has to name them.
             refused.append(str(error))
         else:
             done += told(changed, named)
             refused += [each.reason for each in changed.refused]
-            audit_errors.append(changed.audit_error)
-    return Outcome(done, refused, next(filter(None, audit_errors), None))
+            audit_error = audit_error or changed.audit_error
+    return Outcome(done, refused, audit_error)
 
 
 WORKER_PAGES = DecisionPages(
