@@ -33,13 +33,6 @@ def grouped() -> None:
         raise ExceptionGroup("two tasks", [OSError("away"), error]) from None
 
 
-def noted() -> None:
-    """An error with a note below it."""
-    error = OSError("away")
-    error.add_note("tried twice")
-    raise error
-
-
 @pytest.mark.parametrize(
     ("raises", "line"),
     [
@@ -49,7 +42,6 @@ def noted() -> None:
         ),
         (chained, "ValueError: order-1 is not stored"),
         (grouped, NO_TABLE),
-        (noted, "OSError: away"),
     ],
 )
 def test_headline_of_what_was_raised(raises: Callable[[], None], line: str) -> None:
@@ -70,7 +62,6 @@ def test_headline_of_what_was_raised(raises: Callable[[], None], line: str) -> N
     ("error", "line"),
     [
         ("", ""),
-        ("\n\n  away\n", "away"),
         ("E: no (Background on this error at: https://sqlalche.me/e/20/3o7r)", "E: no"),
         ('E: \n  See:\nTraceback:\n  File "x", line 3, in f\n    g()\nKeyError: 7', "KeyError: 7"),
         ("E: o9.save.\n: org.Spark: Job aborted\n\tat org", "E: o9.save: org.Spark: Job aborted"),

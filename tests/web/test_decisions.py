@@ -294,9 +294,7 @@ def test_a_retry_is_due_or_discarded(trouble: Trouble) -> None:
 
 
 def test_a_group_of_retries(trouble: Trouble) -> None:
-    """Waiting messages are grouped by the line of their errors that counts, and decided a group at
-    once, or all.
-    """
+    """Waiting messages that failed alike are a group, which is decided at once; or all are."""
     for number in range(3):
         error = f"no order {number}\n[SQL: SELECT]\n(Background on this error at: x)"
         trouble.wait(Message(f"order-{number}"), error=error)
