@@ -38,9 +38,7 @@ def test_overview_of_trouble(filled: Trouble, operator: Reader) -> None:
 
 
 def test_tabs_count(operator: Reader) -> None:
-    """Each tab says how many messages stand on its page, where there are any; a page without the
-    ledger does not.
-    """
+    """A tab says how many messages stand on its page, but where the ledger is not asked."""
     for path in PAGES:
         tabs = text(operator.get(path).partition("<main")[0])
         assert "In doubt 2 Failed 1 Waiting 1 Outbox 1 Queues Consumers" in tabs
