@@ -389,7 +389,8 @@ def test_refreshed_in_place(browser: "Chrome", axe: str) -> None:
         browser.execute_script("window.stays = true")
         trouble.doubt(*(f"order-{number:03}" for number in range(120)))
         wait = patiently(browser)
-        wait.until(lambda it: "120 in doubt" in it.find_element(By.ID, "live").text)
+        wait.until(lambda it: "In doubt 120" in it.find_element(By.ID, "tabs").text)
+        assert "120 in doubt" in browser.find_element(By.ID, "live").text
         assert browser.execute_script("return window.stays")
         browser.get(f"{url}/in-doubt")
         browser.execute_script("window.stays = true")

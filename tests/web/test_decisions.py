@@ -302,7 +302,6 @@ def test_a_group_of_retries(trouble: Trouble) -> None:
     operator = Reader(dashboard(trouble.ledger, auth=as_user()))
     page = operator.get("/waiting")
     assert "OSError: no order <n> shop 3 " in text(page)
-    assert "Background" not in page
     group = re.findall(r'name="group" value="(\w+)"', page)[0]
     asking = operator.send(page, "/waiting/confirm", decision="retry", group=group)
     assert "Retry: 3 messages" in text(asking)

@@ -73,14 +73,11 @@ class LedgerOverview:
         }
 
 
-def overview(
-    ledger: Ledger, known: Sequence[str] | None = None, found: Status | None = None
-) -> LedgerOverview:
+def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOverview:
     """Where the ledger stands, what is stuck in it, and what can lose or repeat messages. `known`
-    are those problems, if they were asked for lately: `problems` compares the whole schema; and
-    `found` is the status, if it was.
+    are those problems, if they were asked for lately: `problems` compares the whole schema.
     """
-    found = found or status(ledger)
+    found = status(ledger)
     wrong = problems(ledger, program="reader") if known is None else known
     return LedgerOverview(found, [*_stuck(found)], wrong)
 

@@ -49,6 +49,7 @@ Contents = dict[str, Any]
 def overview(found: ops.LedgerOverview) -> Contents:
     """Where the ledger stands; as `oncely status --json` has it."""
     return {
+        "tab_counts": tab_counts(found.status),
         "found": found.as_dict(),
         "stuck": [(each, WHERE[each.what]) for each in found.stuck],
         "by_consumer": _by_consumer(found.status),
@@ -113,6 +114,7 @@ def consumers(ledger: Ledger, found: ops.Status) -> Contents:
     shown = _by_consumer(found)
     kept = ops.policy_retentions(ledger, shown)
     return {
+        "tab_counts": tab_counts(found),
         "found": found.as_dict(),
         "by_consumer": shown,
         "retentions": {name: span(seconds(each, "retention")) for name, each in kept.items()},

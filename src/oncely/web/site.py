@@ -71,14 +71,16 @@ class SharedPages:
         self._pages: dict[Hashable, Remembered[Any]] = {}
         self._changing = threading.Lock()
 
-    def __call__(self, asked: Hashable, make: Callable[[], Answer]) -> Answer:
-        """What was `asked` for: as `make` gives it, or gave it to somebody else."""
+    def __call__(self, asked: Hashable, make: Callable[[], Answer], times: int = 1) -> Answer:
+        """What was `asked` for: as `make` gives it, or gave it to somebody else, so many `times` as
+        long ago as a page may be old.
+        """
         with self._changing:
             page = self._pages.get(asked)
             if page is None:
                 if len(self._pages) >= _PAGES:
                     del self._pages[next(iter(self._pages))]
-                page = self._pages[asked] = Remembered(make, self._for_s)
+                page = self._pages[asked] = Remembered(make, times * self._for_s)
         return cast("Answer", page())
 
     def forget(self) -> None:

@@ -80,14 +80,13 @@ class Visit:
             raise ConfigError(f"limit: {text!r} is not a whole number from 1 to {MOST:,}")
         return int(text)
 
-    def status(self) -> ops.Status:
-        """Where the ledger stands, at most as old as a page."""
-        return self.site.pages("status", lambda: ops.status(self.ledger))
-
     def _tab_counts(self) -> Mapping[str, int]:
-        """What each tab counts; nothing where the ledger cannot tell."""
+        """What each tab counts; nothing where the ledger cannot tell. Not counted for each page: of
+        a large ledger that takes longer than most pages.
+        """
         try:
-            return contents.tab_counts(self.status())
+            found = self.site.pages("status", lambda: ops.status(self.ledger), times=10)
+            return contents.tab_counts(found)
         except OncelyError:
             return {}
 

@@ -58,7 +58,7 @@ def overview(visit: Visit) -> Response:
     """Whether anything is stuck, where to go from here, and what went on in the last day."""
     return visit.page(
         "overview.html",
-        **contents.overview(ops.overview(visit.ledger, visit.site.problems(), visit.status())),
+        **contents.overview(ops.overview(visit.ledger, visit.site.problems())),
         **contents.last_day(visit.ledger, visit.site.activity(), visit.ledger.now()),
         is_live=visit.query("refresh") != "off",
         command="oncely status --json",
@@ -69,7 +69,7 @@ def consumers(visit: Visit) -> Response:
     """Every consumer that the ledger knows, and its rates."""
     return visit.page(
         "consumers.html",
-        **contents.consumers(visit.ledger, visit.status()),
+        **contents.consumers(visit.ledger, ops.status(visit.ledger)),
         **contents.last_day(visit.ledger, visit.site.activity(), visit.ledger.now()),
         command="oncely status --json",
     )
