@@ -28,7 +28,7 @@ from oncely.ledger.ledger import Ledger
 from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
 from oncely.web.pages import letters, lists, records, workers
-from oncely.web.rendering import STATIC
+from oncely.web.rendering import STATIC, environment
 from oncely.web.safety_headers import SafetyHeaders
 from oncely.web.site import (
     ACTIVITY_FOR_S,
@@ -127,6 +127,10 @@ def dashboard(
         *(Route(f"{path}/", _without_slash(site, path)) for path in _PAGES if path != "/"),
         Mount("/static", _KeptFiles(directory=STATIC)),
     ]
+
+    for template in environment().list_templates():
+        # Compiled before anybody asks: the first page would take that much longer.
+        environment().get_template(template)
 
     def wrong(request: Request, error: Exception) -> Response:
         return _told(Visit(site, request), error)
