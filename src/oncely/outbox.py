@@ -12,7 +12,6 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely._util.pauses import pause_s
-from oncely.core.alike import Kinds, with_error
 from oncely.core.durations import Duration, positive_seconds, seconds
 from oncely.core.errors import (
     BrokerRefused,
@@ -23,6 +22,7 @@ from oncely.core.errors import (
     TransportError,
     describe,
 )
+from oncely.core.errors_by_kind import Kinds, with_error
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State

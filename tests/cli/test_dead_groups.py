@@ -3,33 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
 from tests.cli.conftest import Command, OnFile, Shop
 
 from oncely import Message, ops
-from oncely.core.alike import alike
-
-
-@pytest.mark.parametrize(
-    ("reason", "common"),
-    [
-        ("ValueError: no customer 17", "ValueError: no customer <n>"),
-        ("KeyError: 'order-18'", "KeyError: <text>"),
-        ('E: no "a b"', "E: no <text>"),
-        ("E: order-17 for user_42", "E: <id> for <id>"),
-        ("E: 123e4567-e89b-12d3-a456-426614174000 is gone", "E: <id> is gone"),
-        ("E: <Shop at 0x7f3a91> deadbeef12", "E: <Shop at <hex>> <hex>"),
-        ("E: https://a.example/orders?id=1 is down", "E: <url> is down"),
-        ("E: ann@example.org at 10.0.0.1:5432", "E: <address> at <address>"),
-        ("E: since 2026-11-24T08:40:27.5+00:00, 3.5 s", "E: since <time>, <n> s"),
-        ("E: can't read the user's file", "E: can't read the user's file"),
-        ("E: first\nsecond 7", "E: first"),
-        ("", ""),
-    ],
-)
-def test_alike(reason: str, common: str) -> None:
-    """What varies from one message to the next tells no group from another; all else does."""
-    assert alike(reason) == common
 
 
 def test_groups(shop: Shop, at: OnFile, command: Command) -> None:

@@ -54,6 +54,7 @@ def test_status(filled: OnFile, command: Command) -> None:
     assert set(found) == {"verdict", "stuck", "problems", *parts}
     billing = found["consumers"]["billing"]
     assert billing.pop("oldest_processing_s") == pytest.approx(11_525, abs=60)
+    assert billing.pop("in_doubt_s") == pytest.approx(11_225, abs=60)
     assert billing == {
         "records": 3,
         "processing": 1,
@@ -66,6 +67,7 @@ def test_status(filled: OnFile, command: Command) -> None:
         "waiting": 0,
         "waiting_lag_s": 0.0,
         "dead_letters": 0,
+        "waiting_for_sender_s": None,
         "is_estimate": False,
     }
     assert found["total"]["records"] == 6
@@ -319,11 +321,11 @@ def test_consumer_that_nobody_knows(filled: OnFile, command: Command, words: lis
 
 def test_what_others_wrote_is_shown_as_it_stands(at: OnFile, command: Command) -> None:
     """Neither markup nor an escape sequence in an id, a name or an error does anything."""
-    at.fail("[red]c\x1b[0m", "[/x]\x1b]0;owned\x07\u202e\n1", "[bold]boom[/bold]\r\nmore")
+    at.fail("[red]c\x1b[0m", "[/x]\x1b]0;owned\x07\u202e\n1", "[bold]boom\x1b[0m[/bold]\r\nmore")
     out = command("list").out
     assert "[red]c\\x1b[0m" in out
     assert "[/x]\\x1b]0;owned\\x07\\u202e\\n1" in out
-    assert "[bold]boom[/bold]\\r\\nmore" in out
+    assert "[bold]boom\\x1b[0m[/bold]\n" in out
     ran = command("reset", "[/x]\x1b]0;owned\x07\u202e\n1", "--why", "\x1b[2J")
     assert ran.code == 0
     everything = out + command("status").out + command("purge").out + "".join(map(str, ran))

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import pytest
 from tests.conformance.values import DISTINCT_IDS
 from tests.records import LEASE_S, Swap, fresh, insert, swap
 
@@ -161,7 +162,10 @@ class ReadStatements:
         ):
             found = store.scan(query)
             assert [record.key.message_id for record in found] == [id_]
-        assert {tally.for_sender for tally in store.tallies().values()} == {1}
+        [tally] = store.tallies().values()
+        seen = store.scan(Query(waits_for_sender=True))[0].last_seen
+        assert tally.for_sender == 1
+        assert tally.for_sender_since == pytest.approx(seen, abs=0.001)
 
 
 def _windows(store: Store, look: Look) -> list[Window]:

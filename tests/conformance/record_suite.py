@@ -242,8 +242,9 @@ class RecordStatements:
             old = inserted(store, name)
             swap(store, [Swap(old, old._replace(duplicates=4, version=old.version + 1))])
         [tally] = store.tallies().values()
-        assert replace(tally, oldest=0.0) == Tally(3, 1, 0.0, 8)
+        assert replace(tally, oldest=0.0, over_since=None) == Tally(3, 1, 0.0, 8)
         assert tally.oldest == pytest.approx(first.last_seen, abs=0.001)
+        assert tally.over_since == pytest.approx(first.lease_until, abs=0.001)
         swap(store, [Swap(stored(store, Key("billing", "2")), None)])
         assert [tally.duplicates for tally in store.tallies().values()] == [4]
 

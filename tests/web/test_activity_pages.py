@@ -43,7 +43,7 @@ def test_rates(ledger: Ledger) -> None:
     page = reader(ledger).get("/")
     assert "billing hour 3 0 1 1 0 0." in text(page)
     assert "billing day 3 0 1 1 0 0." in text(page)
-    assert "the tallest column is 4." in text(page)
+    assert "<span>4</span><span>2</span><span>0</span>" in page
     assert '<rect class="handled"' in page
     assert '<rect class="failed"' in page
 
@@ -101,9 +101,9 @@ def test_estimates(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "tallies", estimated)
     page = text(reader(ledger).get("/"))
     assert "completed about 1" in page
-    assert "failed completed billing 0 0 0 1 about 1" in page
+    assert "billing 1 failed, 1 completed 0 0 0 1 about 1" in page
     page = text(reader(ledger).get("/consumers"))
-    assert re.search(r"billing 0 0 in doubt of billing 0 about 1 1 about 0", page)
+    assert re.search(r"completed 0 0 in doubt of billing 0 about 1 1 about 0", page)
 
 
 def test_refresh_is_cheap(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,25 +136,49 @@ def noted(asked: list[str], name: str, ask: Callable[..., Any]) -> Callable[...,
     return noting
 
 
-def test_workers(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers(open_sqlite: OpenSqlite, clock: ManualClock) -> None:
     """Who is alive; one that was silent for half a minute is gone, and may have left claims: those
     that go on are counted.
     """
+    ledger = Ledger(open_sqlite(clock))
     ledger.claim_many([Key("billing", "m1"), Key("billing", "m2")])
     gone = Worker("w1", "consumer", "billing", "shop-2", 4711, "1.0", 0.0, 0.0, 2, Process.number)
     ledger.recorder.is_silent = True
     ledger.operations.keep_worker(gone, [])
     assert "consumer billing shop-2 4711 alive 2" in text(reader(ledger).get("/workers"))
-    later = ledger.now() + 31
-    monkeypatch.setattr(Ledger, "now", lambda _: later)
+    clock.advance(31)
     page = text(reader(ledger).get("/workers"))
     assert re.search(r"shop-2 4711 gone since [-0-9: ]+ UTC, held 2 claims 2 ", page)
-    later += 1_000
+    clock.advance(1_000)
     ledger.operations.keep_worker(gone._replace(id="w2", pid=4712, number=None), [])
     ledger.operations.end_worker("w2")
     page = text(reader(ledger).get("/workers"))
     assert re.search(r"shop-2 4711 gone since [-0-9: ]+ UTC 0 ", page)
     assert re.search(r"shop-2 4712 stopped at [-0-9: ]+ UTC 0 ", page)
+
+
+def test_a_worker_is_dead(open_sqlite: OpenSqlite, clock: ManualClock) -> None:
+    """Of a process that is gone, somebody says that it is dead: its claims end, with a note, and
+    what it held is in doubt. One that is alive again meanwhile is left alone.
+    """
+    ledger = Ledger(open_sqlite(clock))
+    ledger.recorder.is_silent = True
+    key = Key("billing", "m1")
+    ledger.claim(key, "1h")
+    gone = Worker("w1", "consumer", "billing", "shop-2", 4711, "1.0", 0.0, 0.0, 1, Process.number)
+    ledger.operations.keep_worker(gone, [])
+    operator = reader(ledger)
+    assert 'name="worker"' not in operator.get("/workers")
+    clock.advance(60)
+    page = operator.get("/workers")
+    asking = operator.send(page, "/workers/confirm", decision="dead", worker="shop-2:4711")
+    assert "It is dead: end its claims: 1 worker" in text(asking)
+    said = operator.send(asking, "/workers/change", why="its node is gone")
+    assert "'m1' (billing): in doubt" in text(said)
+    [record] = ops.select(ledger, ops.Selection(states=[ops.IN_DOUBT])).records
+    assert record.key == key
+    ledger.operations.keep_worker(gone, [])
+    assert "shop-2:4711 is alive" in text(operator.send(asking, "/workers/change", why="again"))
 
 
 def test_more_workers_than_a_page_can_show(

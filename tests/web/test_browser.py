@@ -213,18 +213,23 @@ def test_nobody_is_kept_out(
     assert [each["message"] for each in complaints if "400 (" not in each["message"]] == []
 
 
+def show_a_day(browser: "Chrome", crowd: Trouble, site: str, at: int) -> None:
+    """The chart of a day that began then, in the place of a page."""
+    began = at // 300 * 300
+    points = [ops.Point(began + 300 * place, 200, 5, 30, 1) for place in range(288)]
+    found = ops.FoundActivity({}, {"billing": RATES}, points)
+    page = render("parts/last_day.html", contents.last_day(crowd.ledger, found, began))
+    browser.get(f"{site}/")
+    browser.execute_script("document.querySelector('main').innerHTML = arguments[0]", str(page))
+
+
 @pytest.mark.usefixtures("width")
 def test_hours_are_legible(browser: "Chrome", crowd: Trouble, site: str) -> None:
     """The hours below the chart stand beside one another, and none is cut off, at any time of day
     and on a telephone, too.
     """
     for number in range(4):
-        began = 1_700_000_000 // 300 * 300 + number * 3_600
-        points = [ops.Point(began + 300 * place, 1, 0, 0, 0) for place in range(288)]
-        found = ops.FoundActivity({}, {"billing": RATES}, points)
-        page = render("parts/last_day.html", contents.last_day(crowd.ledger, found, began))
-        browser.get(f"{site}/")
-        browser.execute_script("document.querySelector('main').innerHTML = arguments[0]", str(page))
+        show_a_day(browser, crowd, site, 1_700_000_000 + number * 3_600)
         left, *ends = browser.execute_script(
             "const box = each => each.getBoundingClientRect();"
             "const words = [...document.querySelectorAll('.axis text')].map(box);"
@@ -233,6 +238,48 @@ def test_hours_are_legible(browser: "Chrome", crowd: Trouble, site: str) -> None
         )
         assert len(ends) in (11, 13)
         assert [left, *ends] == sorted([left, *ends])
+
+
+@pytest.mark.usefixtures("width")
+def test_a_column_says_its_numbers(browser: "Chrome", crowd: Trouble, site: str) -> None:
+    """The chart has an axis with values; a column that is touched says what was counted in it, and
+    nothing is cut off.
+    """
+    show_a_day(browser, crowd, site, 1_700_000_000)
+    chart = browser.find_element(By.CLASS_NAME, "chart")
+    values = [each.text for each in chart.find_elements(By.CSS_SELECTOR, ".values span")]
+    assert values == ["3,000", "1,500", "0"]
+    column = chart.find_elements(By.CLASS_NAME, "column")[2]
+    told = column.find_element(By.CLASS_NAME, "told")
+    assert not told.is_displayed()
+    column.click()
+    assert told.is_displayed()
+    counted = "2,400 handled, 360 duplicates, 60 failed attempts, 12 in doubt"
+    assert told.text.partition(": ")[2] == counted
+    assert told.rect["y"] + told.rect["height"] <= column.rect["y"]
+
+
+BROKEN = """
+const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+const broken = [], range = document.createRange();
+while (texts.nextNode()) {
+  for (const word of texts.currentNode.data.matchAll(/[A-Za-z0-9]{2,16}(?![A-Za-z0-9])/g)) {
+    range.setStart(texts.currentNode, word.index);
+    range.setEnd(texts.currentNode, word.index + word[0].length);
+    const tops = new Set([...range.getClientRects()].map(each => Math.round(each.top)));
+    if (tops.size > 1) broken.push(word[0]);
+  }
+}
+return broken;
+"""
+
+
+@pytest.mark.usefixtures("width")
+def test_words_are_not_broken(browser: "Chrome", site: str) -> None:
+    """A name goes on in the next line between its words, and not within one."""
+    for path in ("/", "/in-doubt", "/workers", "/consumers", "/outbox"):
+        browser.get(site + path)
+        assert browser.execute_script(BROKEN) == [], path
 
 
 WIDER = """
@@ -342,7 +389,8 @@ def test_refreshed_in_place(browser: "Chrome", axe: str) -> None:
         browser.execute_script("window.stays = true")
         trouble.doubt(*(f"order-{number:03}" for number in range(120)))
         wait = patiently(browser)
-        wait.until(lambda it: "120 in doubt" in it.find_element(By.ID, "live").text)
+        wait.until(lambda it: "In doubt 120" in it.find_element(By.ID, "tabs").text)
+        assert "120 in doubt" in browser.find_element(By.ID, "live").text
         assert browser.execute_script("return window.stays")
         browser.get(f"{url}/in-doubt")
         browser.execute_script("window.stays = true")

@@ -293,6 +293,25 @@ def test_a_retry_is_due_or_discarded(trouble: Trouble) -> None:
     assert letter.key == later.key
 
 
+def test_a_group_of_retries(trouble: Trouble) -> None:
+    """Waiting messages that failed alike are a group, which is decided at once; or all are."""
+    for number in range(3):
+        error = f"no order {number}\n[SQL: SELECT]\n(Background on this error at: x)"
+        trouble.wait(Message(f"order-{number}"), error=error)
+    trouble.wait(Message("order-9"), error="away")
+    operator = Reader(dashboard(trouble.ledger, auth=as_user()))
+    page = operator.get("/waiting")
+    assert "OSError: no order <n> shop 3 " in text(page)
+    group = re.findall(r'name="group" value="(\w+)"', page)[0]
+    asking = operator.send(page, "/waiting/confirm", decision="retry", group=group)
+    assert "Retry: 3 messages" in text(asking)
+    assert "3 retried" in text(operator.send(asking, "/waiting/change", why="it is there"))
+    due = {each.key.message_id: each.due or 0.0 for each in trouble.ledger.waiting("shop")}
+    assert [id_ for id_, at in due.items() if at > trouble.ledger.now()] == ["order-9"]
+    asking = operator.send(page, "/waiting/confirm", decision="discard", every="yes")
+    assert "Discard: 4 messages" in text(asking)
+
+
 def test_refused_messages(trouble: Trouble) -> None:
     """What the broker has refused is retried, or discarded, with a reason."""
     for id_ in ("order-7", "order-8"):

@@ -9,7 +9,7 @@ from tests.web.conftest import Reader, Trouble, as_user, forms, text
 
 from oncely import Message, ops
 from oncely.web import Role, dashboard
-from oncely.web.pages import letters
+from oncely.web.pages import confirming, letters
 
 
 @pytest.fixture
@@ -76,7 +76,8 @@ def test_a_group_larger_than_a_decision(failing: Trouble, monkeypatch: pytest.Mo
     """Of a larger group the first are decided, the page says that others are left, and the same
     button takes those.
     """
-    monkeypatch.setattr(letters, "MOST", 1)
+    for module in (letters, confirming):
+        monkeypatch.setattr(module, "MOST", 1)
     reader = Reader(dashboard(failing.ledger, auth=as_user()))
     chosen = {"decision": "retry", "group": groups(failing)["ValueError: no customer <n>"]}
     for left in (1, 0):
@@ -95,7 +96,7 @@ def test_a_group_among_more_than_are_looked_at(
     reader = Reader(dashboard(failing.ledger, auth=as_user()))
     chosen = {"decision": "retry", "group": groups(failing)["ValueError: no customer <n>"]}
     asking = reader.client.post("/letters/confirm", data=form(reader) | chosen).text
-    assert "Left out: any after the first 1 dead letters: decide again for the rest" in text(asking)
+    assert "Left out: any after the first 1 messages: decide again for the rest" in text(asking)
 
 
 def form(reader: Reader) -> dict[str, Any]:

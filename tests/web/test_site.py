@@ -68,7 +68,9 @@ def test_a_change_is_seen_at_once(both: tuple[Reader, Reader]) -> None:
         assert "order-1" in reader.get("/in-doubt")
     anna, _ = both
     confirm = anna.send(anna.get("/in-doubt"), "/records/confirm", decision="happened", every="yes")
-    anna.send(confirm, "/records/change", why="seen at the bank")
+    anna.get("/workers")
+    done = anna.send(confirm, "/records/change", why="seen at the bank")
+    assert "In doubt Failed 1" in text(done)
     for reader in both:
         assert "2 in doubt" not in text(reader.get("/"))
         assert "Nothing is in doubt." in reader.get("/in-doubt")

@@ -23,7 +23,7 @@ from oncely.cli.terminal import (
     ago,
     agreed,
     aligned,
-    cut,
+    cut_error,
     fields_table,
     lines,
     more_than,
@@ -34,7 +34,7 @@ from oncely.cli.terminal import (
     tell_changed,
     unbroken,
 )
-from oncely.core.errors import ConfigError, RefusedError, mask_passwords
+from oncely.core.errors import ConfigError, RefusedError
 from oncely.core.shown import moment
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def list_letters(
                 *(str(each.id), each.key.consumer, _message_id(each)),
                 *(each.message.type, each.attempts),
                 *(ago(each.first_seen, now), ago(each.last_seen, now)),
-                cut(mask_passwords(each.reason)),
+                cut_error(each.reason),
             )
             for each in found.letters
         ),
@@ -141,7 +141,7 @@ def list_groups(ledger: "Ledger", consumer: str | None, limit: int, as_json: boo
         (
             (
                 *(each.id, each.consumer, each.count, str(each.sample)),
-                *(ago(each.first, now), ago(each.last, now), cut(each.error)),
+                *(ago(each.first, now), ago(each.last, now), cut_error(each.error)),
             )
             for each in found.groups
         ),

@@ -11,14 +11,13 @@ from oncely.cli.options import Note
 from oncely.cli.terminal import (
     ago,
     aligned,
-    cut,
+    cut_error,
     more_than,
     put_found,
     put_json,
     tell_changed,
     unbroken,
 )
-from oncely.core.errors import mask_passwords
 from oncely.core.shown import span
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def status(ledger: "Ledger", as_json: bool) -> None:
             (
                 *(each.destination, each.waiting, each.refused),
                 None if each.oldest is None else ago(each.oldest, now),
-                cut(each.reason),
+                cut_error(each.reason),
             )
             for each in found.destinations
         ),
@@ -120,7 +119,7 @@ def _put_messages(
             (
                 *(str(each.number), each.id, each.destination, each.message.type, each.attempts),
                 ago(each.since or now, now),
-                cut(mask_passwords(each.reason or each.error or "-")),
+                cut_error(each.reason or each.error),
             )
             for each in found.messages
         ),
@@ -145,7 +144,7 @@ def waiting(ledger: "Ledger", consumer: str | None, limit: int, as_json: bool) -
     for each in found.messages:
         in_s = (each.due or now) - now
         due = f"in {span(in_s)}" if in_s > 0 else f"overdue for {span(-in_s)}"
-        rows.append((*each.key, each.attempts, due, cut(each.error)))
+        rows.append((*each.key, each.attempts, due, cut_error(each.error)))
     put_found(
         ("consumer", "message id", aligned("attempts"), unbroken("due"), "error"),
         rows,

@@ -13,6 +13,7 @@ from oncely.cli.terminal import (
     ago,
     aligned,
     cut,
+    cut_error,
     fields_table,
     loud,
     put,
@@ -22,6 +23,7 @@ from oncely.cli.terminal import (
     words,
 )
 from oncely.core.errors import ConfigError, RefusedError, mask_passwords
+from oncely.core.errors_by_kind import headline
 from oncely.core.record import Record
 from oncely.core.shown import moment, shown
 from oncely.core.state_words import IN_DOUBT, STATES
@@ -91,7 +93,7 @@ def list_records(
         (
             (
                 *(*each.key, _state(each, now), each.attempts, each.fence),
-                *(ago(each.last_seen, now), cut(each.error or "")),
+                *(ago(each.last_seen, now), cut_error(each.error or "")),
             )
             for each in records
         ),
@@ -150,7 +152,7 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
         put_found(
             ("waits to be sent", "to", aligned("attempts"), "error"),
             (
-                (each.id, each.destination, each.attempts, cut(each.error or ""))
+                (each.id, each.destination, each.attempts, cut_error(each.error or ""))
                 for each in details.deferred
             ),
         )
@@ -159,7 +161,9 @@ def _show(record: Record, details: "ops.Details", now: float) -> None:
         told = ((n, json.dumps(each, ensure_ascii=False)) for n, each in details.steps.items())
         put_found(("finished step", "result"), ((name, cut(result)) for name, result in told))
     # Where the message itself is kept.
-    lines = [shown(f"dead letter {x.id}: {mask_passwords(x.reason)}") for x in details.letters]
+    lines = [
+        shown(f"dead letter {x.id}: {mask_passwords(headline(x.reason))}") for x in details.letters
+    ]
     if details.retry is not None:
         lines.insert(0, f"waits for a retry: {moment(details.retry.due or now, now)}")
     if lines:

@@ -4,9 +4,9 @@ on, and who changed what.
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely import ops
 from oncely.cli import options, values
@@ -24,6 +24,7 @@ from oncely.cli.terminal import (
     unbroken,
     words,
 )
+from oncely.core.errors_by_kind import headline
 from oncely.core.record import State
 from oncely.core.shown import moment, shown, span
 from oncely.core.state_words import IN_DOUBT
@@ -31,6 +32,7 @@ from oncely.core.state_words import IN_DOUBT
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from oncely.core.activity import Run
     from oncely.ledger.ledger import Ledger
     from oncely.stores.store import Backlog
 
@@ -224,7 +226,7 @@ def runs(ledger: "Ledger", limit: int, as_json: bool) -> None:
                 loud("killed" if is_killed else "running", "dead" if is_killed else "")
                 if run.ended is None
                 else span(run.ended - run.began),
-                cut("; ".join(filter(None, (run.error, _totals_in_words(run.totals)))) or None),
+                cut(_came_of(run) or None),
             )
             for run, is_killed in found
         ),
@@ -258,6 +260,7 @@ def audit(ledger: "Ledger", limit: int, before: int | None, as_json: bool) -> No
     )
 
 
-def _totals_in_words(found: Mapping[str, Any]) -> str:
-    """What a run counted, if it is not nothing; the time that it took has a column."""
-    return ", ".join(f"{name} {count:,}" for name, count in totals(found).items() if count)
+def _came_of(run: "Run") -> str:
+    """Why a run failed, and what it counted, if it is not nothing; the time has a column."""
+    counted = ", ".join(f"{name} {count:,}" for name, count in totals(run.totals).items() if count)
+    return "; ".join(filter(None, (headline(run.error or ""), counted)))

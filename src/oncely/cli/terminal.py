@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from oncely.core.alike import Kinds, commonest
-from oncely.core.errors import ConfigError, RefusedError
+from oncely.core.errors import ConfigError, RefusedError, mask_passwords
+from oncely.core.errors_by_kind import Kinds, commonest, headline
 from oncely.core.shown import shown, span
 
 if TYPE_CHECKING:
@@ -259,6 +259,11 @@ def cut(text: str | None) -> "Text":
     if text is not None and len(text) > _LONGEST:
         text = f"{text[: _LONGEST - 1]}…"
     return _text("-" if text is None else shown(text), no_wrap=True, overflow="ellipsis")
+
+
+def cut_error(text: str | None) -> "Text":
+    """As `cut`, of an error: the line that a person needs first, passwords masked."""
+    return cut(text and mask_passwords(headline(text)))
 
 
 def _text(text: str, **how: Any) -> "Text":

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
-from oncely.core.alike import Kinds
+from oncely.core.errors_by_kind import Kinds
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from oncely.consumer.report import ConsumerReport
 from oncely.consumer.settings import ConsumerSettings, Listener
 from oncely.consumer.source import DueRetries
 from oncely.consumer.turn import DeliveryTurn
-from oncely.core.alike import with_error
 from oncely.core.errors import BrokerRefused, OncelyError, StoreDenied, StoreError, TransportError
+from oncely.core.errors_by_kind import with_error
 from oncely.core.verdicts import (
     Ack,
     Acknowledgement,

@@ -20,8 +20,8 @@ from oncely._util.pauses import Backoff
 from oncely.consumer.health import Health
 from oncely.consumer.lifeline import Listener
 from oncely.consumer.report import ConsumerReport
-from oncely.core.alike import both
 from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.errors_by_kind import both
 
 _LOOK_EVERY_S = 0.05
 _MISSTARTS = 3

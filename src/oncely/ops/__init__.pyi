@@ -2,9 +2,9 @@ from .activity import FoundActivity, Point, Rates, SeenRun, activity, runs
 from .auditing import Changed
 from .dead_workers import end_claim, worker_dead
 from .decisions import Probed, forget, happened, not_happened, probe, reset, retry
+from .groups import FoundGroups
 from .known import EXACT, check_kept, first
 from .letters import (
-    FoundGroups,
     dead_letters,
     discard_letters,
     letter,
@@ -51,6 +51,7 @@ from .waiting import (
     unsent_messages,
     waiting,
     waiting_as_dict,
+    waiting_groups,
     waiting_keys,
 )
 from .workers import GONE, SeenWorker, workers
@@ -130,6 +131,7 @@ __all__ = [
     "unsent_messages",
     "waiting",
     "waiting_as_dict",
+    "waiting_groups",
     "waiting_keys",
     "word_for",
     "worker_dead",

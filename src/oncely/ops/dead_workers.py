@@ -51,7 +51,8 @@ def _check_sure(ledger: Ledger, seen: SeenWorker, *, is_sure: bool) -> None:
         at = seen.worker.seen
         raise RefusedError(
             f"{seen.worker.name} is alive: seen {span(ledger.now() - at)} ago; it is gone if it is "
-            f"not seen again until {utc(at + LATE_S)}. If you know that it is dead, add --yes"
+            f"not seen again until {utc(at + LATE_S)}. If you know that it is dead, add --yes to: "
+            f"oncely worker dead {seen.worker.name}"
         )
 
 

@@ -1,17 +1,14 @@
-"""Dead letters: looked at, changed, and those that failed alike as one group: by consumer, class of
-the error and its text.
-"""
+"""Dead letters: looked at, changed, and those that failed alike as one group."""
 
 import sys
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, NamedTuple, Unpack
 
 from oncely._util.event_log import EventLog
-from oncely.core.alike import alike
 from oncely.core.errors import (
     NAMES,
     ConfigError,
@@ -20,10 +17,12 @@ from oncely.core.errors import (
     is_secret,
     mask_passwords,
 )
+from oncely.core.errors_by_kind import kind_of
 from oncely.core.message import Message
-from oncely.core.waiting import DeadLetter, digest
+from oncely.core.waiting import DeadLetter
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import Changed, Noted, change_each
+from oncely.ops.groups import MOST_GROUPED, FoundGroups, group_id, groups_of, no_group
 from oncely.ops.known import check_known_at_all, check_waits, first
 from oncely.ops.next_steps import next_steps
 
@@ -201,83 +200,26 @@ def masked_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 # ---- Groups --------------------------------------------------------------------------------------
 
-MOST_GROUPED = 10_000
-"""So many dead letters are looked at."""
-_ID = 12
-"""Characters of a group's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class LetterGroup:
-    """Dead letters of one consumer that failed alike."""
-
-    id: str
-    """The same whenever they are grouped, on any ledger."""
-    consumer: str
-    error: str
-    """What they have in common: the class of the error and the first line of its text, with what
-    varies replaced, such as `<n>` for a number.
-    """
-    count: int
-    first: float
-    """When the earliest was set aside or last seen, in seconds since 1970."""
-    last: float
-    sample: int
-    """The number of the newest of them."""
-    ids: Sequence[int]
-    """Their numbers."""
-
-
-class FoundGroups(NamedTuple):
-    """Groups of dead letters, the largest first."""
-
-    groups: Sequence[LetterGroup]
-    looked_at: int
-    """How many dead letters were looked at."""
-    more: bool
-    """Whether there are others, which are in no group because of the limit: some of them may be of
-    these groups, too.
-    """
-
 
 def letter_groups(
     ledger: Ledger, consumer: str | None = None, most: int = MOST_GROUPED
-) -> FoundGroups:
+) -> FoundGroups[int]:
     """The first `most` dead letters, grouped by consumer and error. Raises ConfigError as
     `dead_letters` does.
     """
-    found, more = first(every_dead_letter(ledger, consumer, with_bodies=False), most)
-    members: dict[tuple[str, str], list[DeadLetter]] = {}
-    for letter in found:
-        members.setdefault((letter.key.consumer, alike(letter.reason)), []).append(letter)
-    groups = [
-        LetterGroup(
-            id=_id_of(consumer, error),
-            consumer=consumer,
-            error=error,
-            count=len(letters),
-            first=min(letter.last_seen for letter in letters),
-            last=max(letter.last_seen for letter in letters),
-            sample=letters[-1].id,
-            ids=[letter.id for letter in letters],
-        )
-        for (consumer, error), letters in members.items()
-    ]
-    groups.sort(key=lambda group: (-group.count, group.consumer, group.error))
-    return FoundGroups(groups, len(found), more)
+    letters = every_dead_letter(ledger, consumer, with_bodies=False)
+    return groups_of(
+        ((each.id, each.key.consumer, each.reason, each.last_seen) for each in letters), most
+    )
 
 
 def letter_group(
     ledger: Ledger, id_: str, consumer: str | None = None, most: int = MOST_GROUPED
-) -> FoundGroups:
+) -> FoundGroups[int]:
     """The one group of that id, among the first `most` dead letters. Raises RefusedError where
     there is none: all of it may have been retried.
     """
-    found = letter_groups(ledger, consumer, most)
-    for group in found.groups:
-        if group.id == id_:
-            return found._replace(groups=[group])
-    raise _unknown(id_)
+    return letter_groups(ledger, consumer, most).only(id_)
 
 
 def letters_to_export(
@@ -296,16 +238,8 @@ def letters_to_export(
 def _of_group(letters: Iterator[DeadLetter], id_: str) -> Iterator[DeadLetter]:
     is_none = True
     for letter in letters:
-        if _id_of(letter.key.consumer, alike(letter.reason)) == id_:
+        if group_id(letter.key.consumer, kind_of(letter.reason)) == id_:
             is_none = False
             yield letter
     if is_none:
-        raise _unknown(id_)
-
-
-def _unknown(id_: str) -> RefusedError:
-    return RefusedError(f"there is no group {id_!r} of dead letters; type: oncely dead groups")
-
-
-def _id_of(consumer: str, error: str) -> str:
-    return digest(consumer, error)[:_ID]
+        raise no_group(id_)

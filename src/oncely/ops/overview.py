@@ -6,9 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from oncely.core.shown import span
-from oncely.core.state_words import FOR_SENDER, IN_DOUBT
 from oncely.ledger.ledger import Ledger
-from oncely.ops.records import Selection, select
 from oncely.ops.status import Status, status
 from oncely.ops.upkeep import problems
 
@@ -81,16 +79,15 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
     """
     found = status(ledger)
     wrong = problems(ledger, program="reader") if known is None else known
-    return LedgerOverview(found, [*_stuck(ledger, found)], wrong)
+    return LedgerOverview(found, [*_stuck(found)], wrong)
 
 
-def _stuck(ledger: Ledger, found: Status) -> Iterator[StuckMessages]:
+def _stuck(found: Status) -> Iterator[StuckMessages]:
     total, backlog = found.total, found.backlog
     if total.in_doubt:
-        yield StuckMessages(Snag.IN_DOUBT, total.in_doubt, _oldest_s(ledger, IN_DOUBT))
+        yield StuckMessages(Snag.IN_DOUBT, total.in_doubt, total.in_doubt_s)
     if total.waiting_for_sender:
-        oldest_s = _oldest_s(ledger, FOR_SENDER)
-        yield StuckMessages(Snag.FOR_SENDER, total.waiting_for_sender, oldest_s)
+        yield StuckMessages(Snag.FOR_SENDER, total.waiting_for_sender, total.waiting_for_sender_s)
     if total.dead_letters:
         yield StuckMessages(Snag.DEAD_LETTERS, total.dead_letters, None)
     if total.waiting_lag_s > LATE_S:
@@ -103,10 +100,3 @@ def _stuck(ledger: Ledger, found: Status) -> Iterator[StuckMessages]:
     if late:
         waiting = sum(queue.waiting for queue in late)
         yield StuckMessages(Snag.QUEUE, waiting, max(queue.lag_s for queue in late))
-
-
-def _oldest_s(ledger: Ledger, word: str) -> float | None:
-    """For how long the oldest record has stood so."""
-    for each in select(ledger, Selection(states=[word]), limit=1).records:
-        return ledger.now() - (each.lease_until or each.last_seen)
-    return None

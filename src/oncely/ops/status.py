@@ -1,7 +1,7 @@
 """Where a ledger stands."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
@@ -32,6 +32,10 @@ class Summary:
     waiting_lag_s: float
     """How long the oldest of them that is due has been due."""
     dead_letters: int
+    in_doubt_s: float | None = None
+    """How long ago the first of their leases ran out; None where none is in doubt."""
+    waiting_for_sender_s: float | None = None
+    """For how long the first of those has waited for its sender."""
     is_estimate: bool = False
     """Whether the counts of completed records and of duplicates are what a sample says, as they
     are of a large ledger.
@@ -148,9 +152,16 @@ def _summary(
         in_doubt=sum(tally.lease_over for tally in processing),
         waiting_for_sender=sum(tally.for_sender for _, tally in tallies),
         duplicates=sum(tally.duplicates for _, tally in tallies),
-        oldest_processing_s=max((now - tally.oldest for tally in processing), default=None),
+        oldest_processing_s=_ago(now, (tally.oldest for tally in processing)),
         waiting=sum(each.waiting for each in retries),
         waiting_lag_s=max((each.lag_s for each in retries), default=0.0),
         dead_letters=sum(each.set_aside for each in retries),
+        in_doubt_s=_ago(now, (tally.over_since for tally in processing)),
+        waiting_for_sender_s=_ago(now, (tally.for_sender_since for _, tally in tallies)),
         is_estimate=any(tally.is_estimate for _, tally in tallies),
     )
+
+
+def _ago(now: float, times: Iterable[float | None]) -> float | None:
+    """How long ago the earliest was; None where there is none."""
+    return max((now - at for at in times if at is not None), default=None)

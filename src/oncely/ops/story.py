@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from oncely.core.activity import AuditEntry
 from oncely.core.errors import mask_passwords
+from oncely.core.errors_by_kind import headline
 from oncely.core.record import Key, Record
 from oncely.core.shown import moment
 from oncely.core.state_words import EXHAUSTED
@@ -80,8 +81,7 @@ def _told(name: str, value: Any, now: float) -> str:
         case int() | float() if name == "due":
             return moment(value, now)
         case str() if name == "error":
-            # Of a traceback, what it ends with.
-            return value.rstrip().rsplit("\n", 1)[-1]
+            return headline(value)
         case _:
             return str(value)
 

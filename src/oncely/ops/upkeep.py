@@ -18,7 +18,7 @@ from oncely.ops.activity import DAY_S
 from oncely.ops.auditing import Note, Removed, audited
 from oncely.ops.known import EXACT, check_known, consumers
 from oncely.ops.status import backlogs
-from oncely.ops.workers import GONE, workers
+from oncely.ops.workers import GONE, SeenWorker, workers
 from oncely.stores.names import Program
 
 RETENTION = Policy().retention
@@ -123,7 +123,7 @@ def problems(
     `broker_timeout` how long the broker waits for an acknowledgement. Without them nothing is
     said about retention and lease. The retention is each consumer's own, unless one is given.
     """
-    found = [*ledger.problems(program), *_set_back(ledger), *_gone(ledger), *_left_behind(ledger)]
+    found = [*ledger.problems(program), *_set_back(ledger), *_of_workers(ledger)]
     if replay_window is not None:
         window_s = seconds(replay_window, "replay_window")
         # By the words that name the consumer in a sentence.
@@ -169,12 +169,16 @@ def _set_back(ledger: Ledger) -> Iterator[str]:
             return
 
 
-def _gone(ledger: Ledger) -> Iterator[str]:
-    """Workers that are gone, and whose messages wait for the end of their leases."""
-    for each in workers(ledger):
+def _of_workers(ledger: Ledger) -> Iterator[str]:
+    """Workers that are gone, and whose messages wait for the end of their leases; and consumers
+    for which nobody works.
+    """
+    found = workers(ledger)
+    for each in found:
         if each.state == GONE and each.worker.claims:
             name = each.worker.name
             yield f"{name} is {each.in_words}. If it is dead, type: oncely worker dead {name}"
+    yield from _left_behind(ledger, found)
 
 
 def left_to_senders(ledger: Ledger) -> Iterator[str]:
@@ -193,12 +197,12 @@ def left_to_senders(ledger: Ledger) -> Iterator[str]:
             )
 
 
-def _left_behind(ledger: Ledger) -> Iterator[str]:
+def _left_behind(ledger: Ledger, found: Sequence[SeenWorker]) -> Iterator[str]:
     """Consumers whose messages wait in the ledger, and for which nobody works, while others do."""
     last_day = ledger.now() - DAY_S
     rows = ledger.operations.activity(int(last_day)) if ledger.can_defer else []
     active = {each.consumer: each.began for each in rows}
-    alive = {each.worker.id: each.worker.consumer for each in workers(ledger) if each.is_alive}
+    alive = {each.worker.id: each.worker.consumer for each in found if each.is_alive}
     at_work = {each.consumer for each in rows if each.worker in alive} | {*alive.values()} - {""}
     at_work |= {each.consumer for each in ledger.operations.runs() if each.began > last_day}
     for name, backlog in sorted(backlogs(ledger).retries.items()):

@@ -13,6 +13,7 @@ from oncely.core.waiting import OUTBOX, WaitingMessage, consumer_of, queue_named
 from oncely.ledger.ledger import Ledger
 from oncely.ops.auditing import AuditCounts, Changed, Note, Noted, Refusal, about, audited
 from oncely.ops.decisions import change_keys
+from oncely.ops.groups import MOST_GROUPED, FoundGroups, groups_of
 from oncely.ops.known import check_known_at_all, check_waits, first
 from oncely.ops.letters import body_fields, masked_fields
 from oncely.ops.next_steps import relay_step
@@ -211,6 +212,18 @@ def waiting(
     if not found.messages and consumer is not None:
         check_known_at_all(ledger, consumer, "waiting messages")
     return found
+
+
+def waiting_groups(
+    ledger: Ledger, consumer: str | None = None, most: int = MOST_GROUPED
+) -> FoundGroups[Key]:
+    """The first `most` that wait to be tried again, grouped by consumer and error; their times are
+    those at which they are due. Raises as `waiting` does.
+    """
+    found = waiting(ledger, consumer, most + 1, with_bodies=False).messages
+    return groups_of(
+        ((each.key, each.key.consumer, each.error or "", each.due or 0.0) for each in found), most
+    )
 
 
 def waiting_keys(ledger: Ledger, message_id: str, consumer: str | None = None) -> Sequence[Key]:

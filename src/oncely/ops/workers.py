@@ -1,12 +1,10 @@
 """The processes that work with a ledger."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from oncely.core.activity import LATE_S, Worker
 from oncely.core.record import Record
-from oncely.core.rules import Standing, standing
 from oncely.core.shown import utc
 from oncely.ledger.ledger import Ledger
 
@@ -50,11 +48,11 @@ def workers(ledger: Ledger) -> Sequence[SeenWorker]:
     for each in ledger.operations.workers():
         heard = ALIVE if now - each.seen <= LATE_S else GONE
         found.append(SeenWorker(each, heard if each.ended is None else STOPPED))
-    held = Counter(record.worker for record in left_by(ledger, found))
+    held = ledger.operations.claims_of(_numbers(found))
     return [
         each
         if each.is_alive
-        else each._replace(worker=each.worker._replace(claims=held[each.worker.number]))
+        else each._replace(worker=each.worker._replace(claims=held.get(each.worker.number or 0, 0)))
         for each in found
     ]
 
@@ -63,9 +61,12 @@ def left_by(
     ledger: Ledger, found: Sequence[SeenWorker], *, alive: bool = False
 ) -> Sequence[Record]:
     """The records of claims whose leases go on, and whose processes do not; or of all of these."""
+    return ledger.operations.claimed_by(_numbers(found, alive=alive))
+
+
+def _numbers(found: Sequence[SeenWorker], *, alive: bool = False) -> Collection[int]:
+    """The numbers that claims of processes have which do not go on; or of all of these."""
     # A process has as many workers as it has opened ledgers, one after another or at once.
     living = {each.worker.number for each in found if each.is_alive and not alive}
     numbers = {each.worker.number for each in found} - living
-    claimed = ledger.operations.claimed_by([each for each in numbers if each is not None])
-    now = ledger.now()
-    return [record for record in claimed if standing(record, now) is Standing.HELD]
+    return [each for each in numbers if each is not None]

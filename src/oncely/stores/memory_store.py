@@ -179,6 +179,13 @@ class MemoryStore(Store):
                     oldest=min(record.last_seen for record in records),
                     duplicates=sum(record.duplicates for record in records),
                     for_sender=sum(record.waits_for_sender for record in records),
+                    over_since=min(
+                        (each.lease_until or now for each in records if lease_is_over(each, now)),
+                        default=None,
+                    ),
+                    for_sender_since=min(
+                        (each.last_seen for each in records if each.waits_for_sender), default=None
+                    ),
                 )
                 for name, records in groups.items()
             }

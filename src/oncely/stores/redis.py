@@ -225,9 +225,11 @@ class RedisStore(Store):
         most: int | None = None,  # noqa: ARG002 - all are read.
     ) -> Mapping[tuple[str, State], Tally]:
         tallies = {}
-        for group, count, over, oldest, duplicates, allowed in json.loads(self._run(_TALLIES, [])):
+        for group, count, over, *others in json.loads(self._run(_TALLIES, [])):
             state, _, consumer = group.partition(":")
-            tally = Tally(count, over, float(oldest), int(duplicates), allowed)
+            oldest, duplicates, allowed, *since = others
+            over_at, sender_at = (float(at) if at else None for at in since)
+            tally = Tally(count, over, float(oldest), int(duplicates), allowed, over_at, sender_at)
             tallies[consumer, State(state)] = tally
         return tallies
 

@@ -170,6 +170,10 @@ class Tally:
     duplicates: int
     for_sender: int = 0
     """How many wait for their sender."""
+    over_since: float | None = None
+    """When the first of those leases ran out; None where none has."""
+    for_sender_since: float | None = None
+    """When the least recently seen of those that wait for their sender was last seen."""
     is_estimate: bool = False
     """Whether `count` and `duplicates` are what a sample says. The others are then of those records
     that were read; 0 where none were.
@@ -380,8 +384,14 @@ class Operations(Protocol):
         return []
 
     def claimed_by(self, workers: Collection[int]) -> Sequence[Record]:  # noqa: ARG002
-        """The records in processing whose newest claims these workers asked for."""
+        """The records in processing whose newest claims these workers asked for, and whose leases
+        go on.
+        """
         return []
+
+    def claims_of(self, workers: Collection[int]) -> Mapping[int, int]:  # noqa: ARG002
+        """How many records `claimed_by` gives for each of them, but for those with none."""
+        return {}
 
     def activity(self, since: float) -> Sequence[Activity]:  # noqa: ARG002
         """What workers did in the periods that began then or later, the oldest first."""

@@ -27,8 +27,8 @@ from oncely.core.policy import Probe
 from oncely.ledger.ledger import Ledger
 from oncely.web.access import Auth, FormTokens, ProxyAuth, TrustedProxies
 from oncely.web.gate import Gate
-from oncely.web.pages import letters, lists, records
-from oncely.web.rendering import STATIC
+from oncely.web.pages import letters, lists, records, workers
+from oncely.web.rendering import STATIC, environment
 from oncely.web.safety_headers import SafetyHeaders
 from oncely.web.site import (
     ACTIVITY_FOR_S,
@@ -55,7 +55,7 @@ _PAGES: Mapping[str, _Page] = {
     "/queues": lists.queues,
     "/messages": records.search,
     "/message": records.message,
-    "/workers": lists.workers,
+    "/workers": workers.workers,
     "/runs": lists.runs,
     "/audit": lists.audit,
 }
@@ -67,6 +67,8 @@ _CHANGES: Mapping[str, _Page] = {
     "/records/change": records.RECORD_PAGES.change,
     "/waiting/confirm": records.RETRY_PAGES.confirm,
     "/waiting/change": records.RETRY_PAGES.change,
+    "/workers/confirm": workers.WORKER_PAGES.confirm,
+    "/workers/change": workers.WORKER_PAGES.change,
     "/unsent/confirm": letters.UNSENT_PAGES.confirm,
     "/unsent/change": letters.UNSENT_PAGES.change,
 }
@@ -125,6 +127,10 @@ def dashboard(
         *(Route(f"{path}/", _without_slash(site, path)) for path in _PAGES if path != "/"),
         Mount("/static", _KeptFiles(directory=STATIC)),
     ]
+
+    for template in environment().list_templates():
+        # Compiled before anybody asks: the first page would take that much longer.
+        environment().get_template(template)
 
     def wrong(request: Request, error: Exception) -> Response:
         return _told(Visit(site, request), error)

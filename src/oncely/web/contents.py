@@ -32,10 +32,8 @@ CONSUMERS = 1_000
 WORKERS = 1_000
 """Processes that are shown, at most: one may be killed and started again all day."""
 _HOUR_S = 3_600
-_LABELLED = 4
-"""Of so many hours one has its time below the chart: six in a day, on a phone too."""
 _GROUPED = 2_000
-"""Dead letters that are grouped: a page shows no more of them in time."""
+"""Messages that are grouped: a page shows no more of them in time."""
 
 _UNUSABLE = (ValueError, TypeError, OverflowError, RecursionError)
 """What JSON raises of others, and what it gives where we expect names and a number."""
@@ -51,9 +49,21 @@ Contents = dict[str, Any]
 def overview(found: ops.LedgerOverview) -> Contents:
     """Where the ledger stands; as `oncely status --json` has it."""
     return {
+        "tab_counts": tab_counts(found.status),
         "found": found.as_dict(),
         "stuck": [(each, WHERE[each.what]) for each in found.stuck],
         "by_consumer": _by_consumer(found.status),
+    }
+
+
+def tab_counts(found: ops.Status) -> Mapping[str, int]:
+    """How many messages stand on a page, of those that people look at."""
+    return {
+        "/in-doubt": found.total.in_doubt,
+        "/failed": found.total.dead_letters,
+        "/waiting": found.total.waiting,
+        "/outbox": found.backlog.waiting + found.backlog.set_aside,
+        "/queues": sum(each.waiting for each in found.queues.values()),
     }
 
 
@@ -71,23 +81,27 @@ def _by_consumer(found: ops.Status) -> Contents:
 
 def last_day(ledger: Ledger, went_on: ops.FoundActivity, now: float) -> Contents:
     """What was handled and what went wrong, hour by hour and by consumer; as `oncely activity
-    --json` has it. In the chart most hours have no label, for lack of room.
+    --json` has it.
     """
     hours = []
     for number, group in groupby(went_on.points, key=lambda point: point.began // _HOUR_S):
         _, *counts = zip(*group, strict=True)
         hours.append(ops.Point(number * _HOUR_S, *map(sum, counts)))
-    of_day = [each.began // _HOUR_S % 24 for each in hours]
     return _kept(
         ledger,
         now,
         hours=hours,
-        labels=["" if hour % _LABELLED else f"{hour:02}:00" for hour in of_day],
-        tallest=max((sum(each[1:]) for each in hours), default=0),
+        top=_round_up(max((sum(each[1:]) for each in hours), default=0)),
         hour=went_on.hour,
         day=_worst(went_on.day, lambda each: each.in_doubt + each.failed_attempts + each.failed),
         day_count=len(went_on.day),
     )
+
+
+def _round_up(tallest: int) -> int:
+    """The end of an axis whose half is a whole number, too."""
+    step: int = max(2, 10 ** (len(str(tallest)) - 1) // 5)
+    return max(step, -(-tallest // step) * step)
 
 
 def _kept(ledger: Ledger, now: float, **shown: Any) -> Contents:
@@ -100,6 +114,7 @@ def consumers(ledger: Ledger, found: ops.Status) -> Contents:
     shown = _by_consumer(found)
     kept = ops.policy_retentions(ledger, shown)
     return {
+        "tab_counts": tab_counts(found),
         "found": found.as_dict(),
         "by_consumer": shown,
         "retentions": {name: span(seconds(each, "retention")) for name, each in kept.items()},
@@ -158,6 +173,7 @@ def waiting(ledger: Ledger, consumer: str | None, limit: int, now: float) -> Con
     found = ops.waiting(ledger, consumer, limit, with_bodies=False)
     return {
         "messages": [(mark(each.key), ops.waiting_as_dict(each, now)) for each in found.messages],
+        "grouped": ops.waiting_groups(ledger, consumer, _GROUPED),
         "more": found.more,
         "now": now,
     }

@@ -1,4 +1,4 @@
-"""What operators can decide: of records, dead letters, retries and refused messages."""
+"""What operators can decide: of records, dead letters, retries, refused messages and workers."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -139,6 +139,18 @@ UNSENT = _named(
         "the last.",
         "discarded",
         ops.discard_unsent,
+        is_for_ever=True,
+    ),
+)
+
+WORKERS = _named(
+    OperatorDecision(
+        "dead",
+        "It is dead: end its claims",
+        "Its claims end at once, and not with their leases: each message is in doubt, and what the "
+        "worker still writes is refused.",
+        "claims ended",
+        ops.worker_dead,
         is_for_ever=True,
     ),
 )

@@ -1,11 +1,9 @@
-"""Pages as HTML: everything is escaped, and what is not printable is written out. Charts are SVG,
-drawn here: no script, and no colour that is not the style sheet's.
-"""
+"""Pages as HTML: everything is escaped, and what is not printable is written out."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from oncely.core.errors_by_kind import headline
 from oncely.core.shown import moment, shown, span
 
 STATIC = Path(__file__).with_name("static")
@@ -21,13 +20,8 @@ _SHOWN = 20_000
 """Characters of a body or a traceback."""
 _CUT = 160
 """Characters of an error in a list."""
+_SHORT_NAME, _LONG_NAME = 20, 40
 _HEAD = re.compile(r'<th scope="col"[^>]*>(.*?)</th>')
-_WIDTH, _HEIGHT = 100.0, 6.0
-_TALL = 40.0
-_WORD = 12.0
-"""So much of its axis a word takes at most, that of a telephone."""
-_LEAST = 1.5
-"""What is there at all is wide enough to be seen: three in doubt of a million."""
 _CELL = re.compile(r'<tr|<td(?! colspan)|<th scope="row"')
 
 
@@ -44,19 +38,22 @@ def environment() -> Environment:
     )
     made.filters |= {
         "cut": _cut,
+        "name": _name,
+        "headline": lambda error: _cut(error and headline(error)),
         "labelled": _labelled,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "lines": _lines,
         # For a field that is sent back: escaped, and nothing else.
         "as_it_is": escape,
         "number": lambda count: f"{count:,}",
+        "hour": lambda at: f"{datetime.fromtimestamp(at, UTC):%H:%M}",
         "counted": lambda count, word: f"{count:,} {word}{'' if count == 1 else 's'}",
         "span": span,
         "took": lambda seconds: "-" if seconds is None else f"{seconds:g} s",
         "total": _total,
         "slug": lambda word: word.replace(" ", "-"),
     }
-    made.globals |= {"moment": _moment, "bar": bar, "columns": columns, "version": _version}
+    made.globals |= {"moment": _moment, "version": _version}
     return made
 
 
@@ -74,6 +71,16 @@ def _cut(text: str | None) -> str:
     if not text:
         return "-"
     return text if len(text) <= _CUT else f"{text[: _CUT - 1]}…"
+
+
+def _name(text: str) -> str:
+    """A name in a table: one that is not short may be broken between its words, and only one that
+    is long within a word, too.
+    """
+    if len(text) <= _SHORT_NAME:
+        return text
+    parts = Markup("<wbr>").join(re.split(r"(?<=[./_:@])", shown(text)))
+    return Markup('<span class="long">{}</span>').format(parts) if len(text) > _LONG_NAME else parts
 
 
 def _labelled(rows: Markup) -> Markup:
@@ -114,72 +121,12 @@ def _moment(at: float, now: float) -> Markup:
         exact = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError):
         return escape(moment(at, now))
-    return Markup('<time datetime="{}">{}</time>').format(exact, moment(at, now))
+    day, _, off = moment(at, now).partition(" (")
+    text = Markup('<time datetime="{}"><span>{}</span> <span>({}</span></time>')
+    return text.format(exact, day, off)
 
 
 @cache
 def _version(file: str) -> str:
     """Changes with a file's content, so that browsers may keep it for ever."""
     return hashlib.sha256((STATIC / file).read_bytes()).hexdigest()[:12]
-
-
-def bar(counts: Mapping[str, int]) -> Markup:
-    """A bar with a part for each count, in its order; what it shows is said in words, too."""
-    shown = {word: count for word, count in counts.items() if count}
-    said = ", ".join(f"{count:,} {word}" for word, count in shown.items()) or "nothing"
-    total = sum(shown.values())
-    wide = {word: max(count / total * _WIDTH, _LEAST) for word, count in shown.items()}
-    parts, left = [], 0.0
-    for word, share in wide.items():
-        width = share * _WIDTH / sum(wide.values())
-        parts.append(_rect(word, left, 0, width, _HEIGHT))
-        left += width
-    return _picture("bar", said, _HEIGHT, parts)
-
-
-def _rect(word: str, x: float, y: float, width: float, height: float) -> Markup:
-    rect = Markup('<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"/>')
-    return rect.format(word.replace(" ", "-"), x, y, width, height)
-
-
-def _picture(kind: str, said: str, height: float, parts: Sequence[Markup]) -> Markup:
-    svg = Markup(
-        '<svg class="{}" role="img" aria-label="{}" viewBox="0 0 {} {}" '
-        'preserveAspectRatio="none">{}</svg>'
-    )
-    return svg.format(kind, said, f"{_WIDTH:g}", f"{height:g}", Markup("").join(parts))
-
-
-def columns(series: Mapping[str, Sequence[int]], words: Sequence[str], said: str) -> Markup:
-    """A column for each place of the series, one series above another, and below them the word of
-    each place that has one, where there is room; `said` says it in words.
-    """
-    totals = [sum(counts) for counts in zip(*series.values(), strict=True)]
-    tallest = max(totals, default=0) or 1
-    width = _WIDTH / max(1, len(totals))
-    parts: list[Markup] = []
-    for index in range(len(totals)):
-        top = _TALL
-        for word, counts in series.items():
-            height = counts[index] / tallest * _TALL
-            if not height:
-                continue
-            top -= height
-            parts.append(_rect(word, index * width, top, width * 0.9, height))
-    return _picture("columns", said, _TALL, parts) + _axis(words)
-
-
-def _axis(words: Sequence[str]) -> Markup:
-    """The words, each from the left of its column on. A picture of its own: that of the columns is
-    stretched to the width of the screen, and letters would be, too.
-    """
-    parts = []
-    for index, word in enumerate(words):
-        at = index / len(words) * _WIDTH
-        if not word or at > _WIDTH - _WORD:
-            continue
-        mark = Markup('<line x1="{0}%" x2="{0}%" y1="0" y2="4"/>').format(f"{at:.2f}")
-        text = Markup('<text x="{}%" y="17">{}</text>')
-        parts.append(mark + text.format(f"{at:.2f}", word))
-    svg = Markup('<svg class="axis" aria-hidden="true">{}</svg>')
-    return svg.format(Markup("").join(parts))

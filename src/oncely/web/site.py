@@ -4,9 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-from starlette.responses import Response
+from typing import Any, Generic, TypeVar, cast
 
 from oncely import ops
 from oncely.core.message import Message
@@ -64,22 +62,26 @@ class Remembered(Generic[Answer]):
 
 
 class SharedPages:
-    """Pages as they were made just before, for all who ask for the same."""
+    """Pages as they were made just before, and what they have in common, for all who ask for the
+    same.
+    """
 
     def __init__(self, for_s: float) -> None:
         self._for_s = for_s
-        self._pages: dict[Hashable, Remembered[Response]] = {}
+        self._pages: dict[Hashable, Remembered[Any]] = {}
         self._changing = threading.Lock()
 
-    def __call__(self, asked: Hashable, make: Callable[[], Response]) -> Response:
-        """What was `asked` for: as `make` gives it, or gave it to somebody else."""
+    def __call__(self, asked: Hashable, make: Callable[[], Answer], times: int = 1) -> Answer:
+        """What was `asked` for: as `make` gives it, or gave it to somebody else, so many `times` as
+        long ago as a page may be old.
+        """
         with self._changing:
             page = self._pages.get(asked)
             if page is None:
                 if len(self._pages) >= _PAGES:
                     del self._pages[next(iter(self._pages))]
-                page = self._pages[asked] = Remembered(make, self._for_s)
-        return page()
+                page = self._pages[asked] = Remembered(make, times * self._for_s)
+        return cast("Answer", page())
 
     def forget(self) -> None:
         """Something was changed: whoever asks from now on is shown it."""

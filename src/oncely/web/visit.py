@@ -10,10 +10,12 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from oncely.core.errors import ConfigError
+from oncely import ops
+from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.ids import check_text
 from oncely.core.shown import shown
 from oncely.ledger.ledger import Ledger
+from oncely.web import contents
 from oncely.web.access import COOKIE, User
 from oncely.web.contents import LIMIT
 from oncely.web.rendering import render
@@ -78,6 +80,16 @@ class Visit:
             raise ConfigError(f"limit: {text!r} is not a whole number from 1 to {MOST:,}")
         return int(text)
 
+    def _tab_counts(self) -> Mapping[str, int]:
+        """What each tab counts; nothing where the ledger cannot tell. Not counted for each page: of
+        a large ledger that takes longer than most pages.
+        """
+        try:
+            found = self.site.pages("status", lambda: ops.status(self.ledger), times=10)
+            return contents.tab_counts(found)
+        except OncelyError:
+            return {}
+
     def sent(self, name: str) -> Sequence[str]:
         """The values of a field of the form."""
         form: Mapping[str, Sequence[str]] = self.request.scope["oncely.form"]
@@ -114,6 +126,7 @@ class Visit:
         known: Mapping[str, Any] = {
             "visit": self,
             "csrf": _TOKEN,
+            "tab_counts": {} if "tab_counts" in context else self._tab_counts(),
             "command": None,
             "heading": "h2",
             "at_once": MOST,
@@ -137,4 +150,4 @@ class Visit:
 
     def refusal(self, status: int, text: str) -> Response:
         """A page that says why there is no other."""
-        return self.page("refusal.html", status, text=text)
+        return self.page("refusal.html", status, text=text, tab_counts={})

@@ -20,9 +20,9 @@ from oncely._util import clock
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
-from oncely.core.alike import with_error
 from oncely.core.commands import Exhausted, Granted, InDoubt
 from oncely.core.errors import ConfigError, OncelyError, RefusedError
+from oncely.core.errors_by_kind import with_error
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State

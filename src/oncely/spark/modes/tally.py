@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from oncely.core.alike import with_error
 from oncely.core.commands import (
     Busy,
     Duplicate,
@@ -17,6 +16,7 @@ from oncely.core.commands import (
 )
 from oncely.core.control import Reject
 from oncely.core.errors import MessageError, describe
+from oncely.core.errors_by_kind import with_error
 from oncely.core.ids import check_id
 from oncely.core.policy import Policy
 from oncely.core.record import Record

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from oncely.core.alike import Kinds, both, commonest
+from oncely.core.errors_by_kind import Kinds, both, commonest
 
 MAX_REASONS = 50
 """The most reasons that are counted by name, over all tasks and batches."""

@@ -55,10 +55,22 @@ def scan(at: OwnTables, query: Query) -> Sequence[Record]:
 
 
 def claimed_by(at: OwnTables, workers: Collection[int]) -> Sequence[Record]:
+    return _read(at, _records(at.dialect).where(*_live_claims(at, workers))) if workers else []
+
+
+def claims_of(at: OwnTables, workers: Collection[int]) -> Mapping[int, int]:
     if not workers:
-        return []
-    claimed = *_in_states(at.dialect, [State.PROCESSING]), at.dialect.table.c.worker.in_(workers)
-    return _read(at, _records(at.dialect).where(*claimed))
+        return {}
+    worker = at.dialect.table.c.worker
+    counted = select(worker, func.count()).where(*_live_claims(at, workers)).group_by(worker)
+    return dict(map(tuple, at.dialect.selected(at.link, counted)))
+
+
+def _live_claims(at: OwnTables, workers: Collection[int]) -> Sequence[ColumnElement[bool]]:
+    lease_until, now = at.dialect.epoch("lease_until"), at.dialect.time(at.link)
+    is_live = or_(at.dialect.table.c.lease_until.is_(None), lease_until > now)
+    claimed = _in_states(at.dialect, [State.PROCESSING])
+    return [*claimed, at.dialect.table.c.worker.in_(workers), is_live]
 
 
 def of_message(at: OwnTables, message_id: str) -> Sequence[Record]:
@@ -154,15 +166,19 @@ def tallies(at: OwnTables, unfinished: int | None = None) -> Mapping[tuple[str, 
         chosen = chosen.where(NOT_COMPLETED).limit(unfinished)
     r = chosen.subquery().c
     now = at.dialect.time(at.link)
-    lease_over = func.count(case((r.lease_until <= now, 1)))
-    for_sender = func.count(case((r.for_sender, 1)))
-    totals = (func.min(r.last_seen), func.count(), lease_over, func.sum(r.duplicates), for_sender)
+    over_at = case((r.lease_until <= now, r.lease_until))
+    for_sender_at = case((r.for_sender, r.last_seen))
+    totals = (
+        *(func.min(r.last_seen), func.count(), func.count(over_at), func.sum(r.duplicates)),
+        *(func.count(for_sender_at), func.min(over_at), func.min(for_sender_at)),
+    )
     chosen = select(r.provider, r.status, *totals).group_by(r.provider, r.status)
     tallies = {}
     for row in at.dialect.selected(at.link, chosen):
         consumer, state, oldest = read(at.dialect.table, _TALLIED, row).values()
-        count, over, duplicates, sent_for = row[len(_TALLIED) :]
-        tallies[consumer, state] = Tally(count, over, oldest, int(duplicates), sent_for)
+        count, over, duplicates, for_sender, *since = row[len(_TALLIED) :]
+        since = [None if at is None else float(at) for at in since]
+        tallies[consumer, state] = Tally(count, over, oldest, int(duplicates), for_sender, *since)
     return tallies
 
 

@@ -168,6 +168,7 @@ class SqlStore:
     scan = _reading(reading.scan)
     of_message = _reading(reading.of_message)
     claimed_by = _reading(reading.claimed_by)
+    claims_of = _reading(reading.claims_of)
     window = _reading(reading.window)
     key_ranges = _reading(reading.key_ranges)
 

@@ -32,7 +32,8 @@ class Subject(NamedTuple):
 class Outcome(NamedTuple):
     """What a decision came to."""
 
-    done: Sequence[str]
+    done: Sequence[tuple[str, str]]
+    """The names, and what comes next; empty where that is not known."""
     refused: Sequence[str]
     audit_error: str | None = None
     """Why the counts are not in the audit, where they could not be kept there."""
@@ -45,15 +46,22 @@ class Chosen(NamedTuple):
     left_out: Sequence[str] = ()
 
 
+def left_of_group(found: ops.FoundGroups[Item]) -> Sequence[str]:
+    """What is left out, where a group is meant."""
+    if len(found.groups[0].ids) > MOST:
+        return [MORE]
+    looked_at = f"any after the first {found.looked_at:,} messages"
+    return [f"{looked_at}: decide again for the rest"] if found.more else []
+
+
 def named(key: Key) -> str:
     """A message in a sentence."""
     return f"{key.message_id!r} ({key.consumer})"
 
 
-def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[str]:
-    """A line for each that was changed: what comes next, and who does it."""
-    steps = changed.next_steps
-    return [": ".join(filter(None, (name(each), steps.get(each)))) for each in changed.done]
+def told(changed: ops.Changed[Item], name: Callable[[Item], str]) -> Sequence[tuple[str, str]]:
+    """Those that were changed, with what comes next."""
+    return [(name(each), changed.next_steps.get(each, "")) for each in changed.done]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,8 @@ class DecisionPages:
     """In which the form names the subjects."""
     choose: Callable[[Visit], Chosen]
     decide: Callable[[Visit, OperatorDecision], Outcome]
+    what: str = "message"
+    """What a subject is."""
 
     def confirm(self, visit: Visit, error: str | None = None) -> Response:
         """Ask whether that is meant, and why: show what would be done, to how many."""
@@ -83,6 +93,7 @@ class DecisionPages:
             needs_note=needs_note(decided, len(subjects)),
             to=self.to,
             field=self.field,
+            what=self.what,
             back=self.back,
             error=error,
         )
@@ -97,7 +108,15 @@ class DecisionPages:
 
     def done(self, visit: Visit, decided: OperatorDecision, outcome: Outcome) -> Response:
         """Say what has become of each."""
-        return visit.page("done.html", decided=decided, outcome=outcome, back=self.back)
+        # What the tabs count was counted before.
+        visit.site.pages.forget()
+        return visit.page(
+            "done.html",
+            decided=decided,
+            outcome=outcome,
+            next_steps=Counter(step for _, step in outcome.done if step),
+            back=self.back,
+        )
 
     def _decided(self, visit: Visit) -> OperatorDecision:
         name = visit.field("decision")

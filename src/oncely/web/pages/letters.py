@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from oncely import ops
 from oncely.core.errors import ConfigError
+from oncely.core.errors_by_kind import headline
 from oncely.core.message import Message
 from oncely.core.shown import shown
 from oncely.core.waiting import DeadLetter, WaitingMessage
@@ -23,6 +24,7 @@ from oncely.web.pages.confirming import (
     DecisionPages,
     Outcome,
     Subject,
+    left_of_group,
     told,
 )
 from oncely.web.pages.lists import listed
@@ -139,12 +141,7 @@ def _choose_letters(visit: Visit) -> Chosen:
     found_group = ops.letter_group(visit.ledger, visit.field("group"), consumer)
     numbers = [str(id_) for id_ in found_group.groups[0].ids]
     subjects, missing = _named_letters(visit, numbers[:MOST])
-    looked_at = f"any after the first {found_group.looked_at:,} dead letters"
-    if len(numbers) > MOST:
-        missing = [*missing, MORE]
-    elif found_group.more:
-        missing = [*missing, f"{looked_at}: decide again for the rest"]
-    return Chosen(subjects, missing)
+    return Chosen(subjects, [*missing, *left_of_group(found_group)])
 
 
 def _named_letters(visit: Visit, numbers: Sequence[str]) -> Chosen:
@@ -157,7 +154,8 @@ def _named_letters(visit: Visit, numbers: Sequence[str]) -> Chosen:
 
 def _subject(letter: DeadLetter) -> Subject:
     shown = ops.letter_as_dict(letter)
-    label = f"dead letter {letter.id}: {shown['message_id'] or 'without an id'}, {shown['reason']}"
+    named = f"{shown['message_id'] or 'without an id'}, {headline(shown['reason'])}"
+    label = f"dead letter {letter.id}: {named}"
     return Subject(letter.key, str(letter.id), label)
 
 
@@ -184,7 +182,8 @@ def _choose_unsent(visit: Visit) -> Chosen:
 
 
 def _unsent_subject(message: WaitingMessage) -> Subject:
-    label = f"message {message.number} to {message.destination}: {message.reason or 'no reason'}"
+    reason = headline(message.reason or "no reason")
+    label = f"message {message.number} to {message.destination}: {reason}"
     return Subject(message.parent, str(message.number), label)
 
 

@@ -106,12 +106,6 @@ def queues(visit: Visit) -> Response:
     return part(visit, "queues", "Queues", **shown, command="oncely status --json")
 
 
-def workers(visit: Visit) -> Response:
-    """The processes that work with the ledger."""
-    shown = contents.workers(visit.ledger, visit.ledger.now())
-    return part(visit, "workers", "Workers", **shown, command="oncely workers --json")
-
-
 def runs(visit: Visit) -> Response:
     """The runs on Spark that began last."""
     shown = contents.runs(visit.ledger, visit.limit, visit.ledger.now())

@@ -14,7 +14,16 @@ from oncely.core.errors import ConfigError, RefusedError, StoreError, mask_passw
 from oncely.core.record import Key, Record
 from oncely.web.contents import mark, read_mark
 from oncely.web.decisions import RECORDS, WAITING, OperatorDecision
-from oncely.web.pages.confirming import MORE, Chosen, DecisionPages, Outcome, Subject, named, told
+from oncely.web.pages.confirming import (
+    MORE,
+    Chosen,
+    DecisionPages,
+    Outcome,
+    Subject,
+    left_of_group,
+    named,
+    told,
+)
 from oncely.web.pages.lists import command, more_of
 from oncely.web.visit import MOST, Visit
 
@@ -125,7 +134,7 @@ def _decide(visit: Visit, decided: OperatorDecision) -> Outcome:
 
 def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) -> Outcome:
     """Ask about one after another, while there is time."""
-    done: list[str] = []
+    done: list[tuple[str, str]] = []
     refused = [*left_out]
     audit_error: str | None = None
     until = time.monotonic() + _PROBING_S
@@ -134,7 +143,10 @@ def _probed(visit: Visit, records: Sequence[Record], left_out: Sequence[str]) ->
         if time.monotonic() <= until:
             changed, said = _probed_one(visit, record)
         is_decided = changed is not None and changed.done
-        (done if is_decided else refused).append(f"{named(record.key)}: {said}")
+        if is_decided:
+            done.append((named(record.key), said))
+        else:
+            refused.append(f"{named(record.key)}: {said}")
         if changed is not None:
             audit_error = audit_error or changed.audit_error
     return Outcome(done, refused, audit_error)
@@ -196,7 +208,16 @@ def _shown(visit: Visit) -> dict[Key, int]:
 
 
 def _choose_retries(visit: Visit) -> Chosen:
-    return Chosen([Subject(key, mark(key), named(key)) for key in _shown(visit)])
+    """Those that were ticked, those of a group, or all that wait."""
+    consumer, keys = visit.field("consumer") or None, [*_shown(visit)]
+    left_out: Sequence[str] = []
+    if visit.sent("every"):
+        found, more = ops.waiting(visit.ledger, consumer, MOST, with_bodies=False)
+        keys, left_out = [each.key for each in found], [MORE] if more else []
+    elif visit.field("group"):
+        group = ops.waiting_groups(visit.ledger, consumer).only(visit.field("group"))
+        keys, left_out = [*group.groups[0].ids[:MOST]], left_of_group(group)
+    return Chosen([Subject(key, mark(key), named(key)) for key in keys], left_out)
 
 
 def _decide_retries(visit: Visit, decided: OperatorDecision) -> Outcome:

@@ -1,5 +1,5 @@
-"""Errors by kind: those that differ only in an id, a number or a time are alike, and are counted
-together.
+"""Errors for people: the line of one that is read first, and errors by kind. Those that differ only
+in an id, a number or a time are of one kind, and are counted together.
 """
 
 import re
@@ -12,8 +12,12 @@ from oncely.core.errors import describe, mask_passwords
 
 _MOST_KINDS = 50
 OTHERS = "other errors"
-_ALIKE = 300
+_LENGTH = 300
 """Characters of an error that tell it from others."""
+_FRAME = re.compile(r'^(?P<margin>.*)  File "[^"]*", line \d+', re.MULTILINE)
+"""A line of a traceback; within a group of exceptions there is a margin before it."""
+_REFERENCE = re.compile(r"\s*\(Background on this error at: \S+\)$")
+"""What SQLAlchemy ends its own errors with."""
 
 # Before what is shorter, and would be found in it.
 _VARYING: Sequence[tuple[re.Pattern[str], str]] = [
@@ -34,13 +38,30 @@ _VARYING: Sequence[tuple[re.Pattern[str], str]] = [
 ]
 
 
+def headline(error: str) -> str:
+    """The line of an error that a person needs first: the class and the text of what was raised
+    last. Not the frames before it, nor what a driver adds below it, such as SQL and parameters.
+    """
+    frames = [*_FRAME.finditer(error)]
+    margin = frames[-1]["margin"] if frames else ""
+    lines = error[frames[-1].start() if frames else 0 :].splitlines()
+    # What belongs to a frame is further to the right.
+    of_frame = f"{margin} "
+    told = [line for line in lines if line.strip() and not (frames and line.startswith(of_frame))]
+    first, *rest = [line.removeprefix(margin).strip() for line in told] or [""]
+    if rest and (first.endswith(":") or rest[0].startswith(":")):
+        # So Spark tells what is wrong in Java.
+        first = f"{first.rstrip('.:')}: {rest[0].lstrip(': ')}"
+    return _REFERENCE.sub("", first)
+
+
 @lru_cache(1_024)
-def alike(reason: str) -> str:
-    """What a reason has in common with others of its kind, passwords masked."""
-    [line, *_] = mask_passwords(reason[: 4 * _ALIKE]).strip().splitlines() or [""]
+def kind_of(error: str) -> str:
+    """What an error has in common with others of its kind, passwords masked."""
+    line = mask_passwords(headline(error)[: 4 * _LENGTH])
     for pattern, placeholder in _VARYING:
         line = pattern.sub(placeholder, line)
-    return line[:_ALIKE]
+    return line[:_LENGTH]
 
 
 Kinds = Mapping[str, int]
@@ -51,15 +72,14 @@ one; what is of too many kinds is counted under OTHERS.
 
 def with_error(kinds: Kinds, error: BaseException | str | None) -> Kinds:
     """The counts with one more error."""
-    text, _, _ = describe(error or "unknown", _ALIKE).strip().partition("\n")
-    return both(kinds, {text: 1})
+    return both(kinds, {headline(describe(error or "unknown"))[:_LENGTH]: 1})
 
 
 def both(kinds: Kinds, others: Kinds) -> Kinds:
     """The sums of counts: a new mapping, as another thread may read the first."""
     total = dict(kinds)
     for text, count in others.items():
-        known = (each for each in total if each == text or alike(each) == alike(text))
+        known = (each for each in total if each == text or kind_of(each) == kind_of(text))
         kind = next(known, text if len(total) < _MOST_KINDS else OTHERS)
         total[kind] = total.get(kind, 0) + count
     return total
