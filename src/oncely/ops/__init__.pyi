@@ -1,7 +1,7 @@
 from .activity import FoundActivity, Point, Rates, SeenRun, activity, runs
 from .auditing import Changed
 from .dead_workers import end_claim, worker_dead
-from .decisions import Probed, forget, happened, not_happened, probe, reset, retry
+from .decisions import Probed, erase, forget, happened, not_happened, probe, reset, retry
 from .known import EXACT, check_kept, first
 from .letters import (
     FoundGroups,
@@ -35,7 +35,7 @@ from .records import (
 )
 from .status import Backlogs, Status, Summary, backlogs, status
 from .story import Chapter, story
-from .upkeep import left_to_senders, policy_retentions, problems, purge, retentions
+from .upkeep import Purged, left_to_senders, policy_retentions, problems, purge, retentions
 from .waiting import (
     MOST_UNSENT,
     FoundMessages,
@@ -75,6 +75,7 @@ __all__ = [
     "LedgerOverview",
     "Point",
     "Probed",
+    "Purged",
     "Rates",
     "Searched",
     "SeenRun",
@@ -94,6 +95,7 @@ __all__ = [
     "discard_waiting",
     "doubts",
     "end_claim",
+    "erase",
     "find",
     "first",
     "forget",
