@@ -51,7 +51,7 @@ from .core.ids import Id
 from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
-from .core.waiting import DeadLetter, DeferredMessage, WaitingMessage
+from .core.waiting import DeadLetter, DeferredMessage, Erased, WaitingMessage
 from .ledger.async_ledger import AsyncLedger
 from .ledger.inbox import AsyncInbox, Inbox, JoinedTransaction
 from .ledger.ledger import Ledger, open_ledger
@@ -87,6 +87,7 @@ __all__ = [
     "DuplicateError",
     "Duration",
     "EndedError",
+    "Erased",
     "Exhausted",
     "ExhaustedError",
     "Fenced",

@@ -540,6 +540,20 @@ def test_some_of_many_refused(filled: OnFile, command: Command) -> None:
     assert report["refused"][0]["message_id"] == "live"
 
 
+# ---- erase -------------------------------------------------------------------------------------
+
+
+def test_erase(filled: OnFile, command: Command) -> None:
+    """Says what was found, also that nothing was. The consumer has to be named, and to be known."""
+    erase = ("erase", "order-1", "--consumer")
+    assert command(*erase, "sms") == (0, "erased: records 1\n", "")
+    assert command(*erase, "sms") == (0, "nothing is kept of it\n", "")
+    report = json.loads(command(*erase, "billing", "--json").out)
+    assert (report["erased"]["records"], report["total"], report["audit_error"]) == (1, 1, None)
+    assert command("erase", "live", "--consumer", "sms").code == 1
+    assert command(*erase, "biling").code == command("erase", "order-1").code == 2
+
+
 # ---- purge -------------------------------------------------------------------------------------
 
 
@@ -559,20 +573,24 @@ def test_purge_by_class(old: OnFile, command: Command) -> None:
         *("purge", "--retention", "billing=90d", "--retention", "codes=7d", "--batch", "1")
     )
     assert (code, err) == (0, "")
-    assert cells(out) == [
-        ["consumer", "purged"],
-        ["billing", "1"],
-        ["codes", "3"],
-        ["news", "2"],
-        ["total", "6"],
+    assert [row[:3] for row in cells(out)] == [
+        ["consumer", "purged", "dead letters"],
+        ["billing", "1", "0"],
+        ["codes", "3", "0"],
+        ["news", "2", "0"],
+        ["total", "6", "0"],
     ]
     assert sum(old.ledger.counts().values()) == 3
 
 
 def test_purge_as_json(old: OnFile, command: Command) -> None:
-    """One object, also for one consumer."""
-    report = json.loads(command("purge", "--consumer", "news", "--older-than", "20d", "--json").out)
-    assert report == {"purged": {"news": 2}, "total": 2, "audit_error": None}
+    """One object, also for one consumer; a dry run is a table of what would go, up to when."""
+    words = ("purge", "--consumer", "news", "--older-than", "20d")
+    assert re.search(r"news +2 +0 +\d{4}-\d\d-\d\d .* UTC", command(*words, "--dry-run").out)
+    report = json.loads(command(*words, "--json").out)
+    assert [*report.pop("before")] == ["news"]
+    rest = {"dead_letters": {}, "audit": 0, "audit_error": None}
+    assert report == {"purged": {"news": 2}, "total": 2, **rest}
     assert json.loads(command("purge", "--json").out)["total"] == 4
 
 

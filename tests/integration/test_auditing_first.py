@@ -93,6 +93,7 @@ CHANGES: Mapping[str, Sequence[_Change]] = {
     "reset": [lambda at: ops.reset(at.ledger, [at.failed], by="ann")],
     "happened": [lambda at: ops.happened(at.ledger, [at.doubt], by="ann")],
     "not_happened": [lambda at: ops.not_happened(at.ledger, [at.doubt], by="ann")],
+    "erase": [lambda at: ops.erase(at.ledger, at.failed.key, by="ann")],
     "forget": [lambda at: ops.forget(at.ledger, [at.failed], by="ann")],
     "retry_letters": [
         lambda at: ops.retry_letters(at.ledger, at.dead, by="ann"),

@@ -196,7 +196,7 @@ def operator(ledger: Ledger, admin: Ledger, _: str) -> Acts:
 
     def purge() -> None:
         admin.complete(claimed(admin))
-        if error := ops.purge(ledger, "0s", by="anna").audit_error:
+        if error := ops.purge(ledger, "0s", audit_older_than="0s", by="anna").audit_error:
             raise StoreDenied(error)
 
     return {

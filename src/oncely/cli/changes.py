@@ -1,4 +1,4 @@
-"""`oncely settle`, `retry`, `discard` and `forget`: decisions about messages with a record."""
+"""`oncely settle`, `retry`, `discard`, `forget` and `erase`: decisions about messages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oncely import ops
-from oncely.cli import options
+from oncely.cli import options, values
 from oncely.cli.options import Note
 from oncely.cli.records import one_record
-from oncely.cli.terminal import Progress, agreed, put_json, say, tell_audit
+from oncely.cli.terminal import Progress, agreed, put_json, say, tell_audit, words
 from oncely.core.errors import ConfigError, RefusedError
+from oncely.core.record import Key
 from oncely.core.shown import shown
 from oncely.core.state_words import RESETTABLE, STATES
 
 if TYPE_CHECKING:
-    from oncely.core.record import Key, Record
+    from oncely.core.record import Record
     from oncely.ledger.ledger import Ledger
 
 _NAMED = 3
@@ -70,6 +71,24 @@ def forget(filters: "ops.Selection", **typed: Any) -> int:
     message that waits in the ledger, which stays there.
     """
     return _change("forget", "forgotten", ops.forget, (), filters=filters, **typed)
+
+
+@options.command("erase", "oncely erase order-17 --consumer billing --why 'asked for by mail'")
+@options.message_id
+@options.option("--consumer", values.CONSUMER, "whose message it is", required=True)
+@options.note
+@options.open_ledger
+def erase(ledger: "Ledger", message_id: str, consumer: str, note: Note, as_json: bool) -> None:
+    """Remove everything that is kept of one message, for people who ask to be forgotten: its
+    record and result, waiting copies, dead letters, its id in the audit. Says what was found.
+    """
+    found, audit_error = ops.erase(ledger, Key(consumer, message_id), **note)
+    if as_json:
+        put_json({"erased": found._asdict(), "total": sum(found), "audit_error": audit_error})
+    else:
+        kept = [f"{words(name)} {count:,}" for name, count in found._asdict().items() if count]
+        print(f"erased: {', '.join(kept)}" if kept else "nothing is kept of it")
+    tell_audit(audit_error)
 
 
 @click.group("worker", cls=options.Commands, no_args_is_help=False)

@@ -8,7 +8,7 @@ from click.exceptions import Exit, NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
 from oncely.cli import options
-from oncely.cli.changes import discard, forget, retry, settle, worker
+from oncely.cli.changes import discard, erase, forget, retry, settle, worker
 from oncely.cli.consume import consume
 from oncely.cli.dead import dead
 from oncely.cli.demo import demo
@@ -46,7 +46,7 @@ SECTIONS: Mapping[str, Sequence[click.Command]] = {
         *(status, activity, workers, list_records, show),
         *(waiting, queue, runs, audit, web, report),
     ),
-    "Change": (settle, retry, discard, dead, outbox, forget, worker),
+    "Change": (settle, retry, discard, dead, outbox, forget, erase, worker),
     "Maintain": (check, purge, archive),
 }
 _EXAMPLES: Mapping[str, str] = {

@@ -145,9 +145,9 @@ def limit(default: int = 100, text: str = "how many at most") -> Option[Any]:
     return option("--limit", values.NUMBER, text, default=default)
 
 
-def time(name: str, text: str) -> Option[Any]:
+def time(name: str, text: str, **settings: Any) -> Option[Any]:
     """An option for a length of time."""
-    return option(name, values.TIME, f"{text}, such as 12h or 30d")
+    return option(name, values.TIME, f"{text}, such as 12h or 30d", **settings)
 
 
 def url(name: str, param: str, example: str, variable: str) -> Option[Any]:

@@ -12,8 +12,8 @@ from oncely.cli.opening import to_migrate
 from oncely.cli.options import LedgerName, Note
 from oncely.cli.terminal import Progress, consumers_table, put, put_json, say, tell_audit
 from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
-from oncely.core.policy import Policy
-from oncely.core.shown import shown
+from oncely.core.policy import DEAD_RETENTION, Policy
+from oncely.core.shown import shown, utc
 from oncely.stores.names import Program
 
 if TYPE_CHECKING:
@@ -73,11 +73,14 @@ def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
 
 @options.command("purge", "oncely purge --older-than 30d --retention billing=90d")
 @options.retention
+@options.time("--dead-older-than", "dead letters set aside longer ago", default=DEAD_RETENTION)
+@options.time("--audit-older-than", "entries of the audit of longer ago", default=DEAD_RETENTION)
 @options.option("--batch", values.NUMBER, "records in one transaction", default=1_000)
+@options.flag("--dry-run", "say what would be removed, and up to when; change nothing")
 @options.note
 @options.open_ledger
 def purge(ledger: "Ledger", batch: int, note: Note, as_json: bool, **past: Any) -> None:
-    """Remove records that were completed or failed long ago."""
+    """Remove records that were completed or failed long ago, old dead letters, the old audit."""
     so_far: Counter[str] = Counter()
     with Progress() as progress:
 
@@ -87,12 +90,19 @@ def purge(ledger: "Ledger", batch: int, note: Note, as_json: bool, **past: Any) 
 
         purged = ops.purge(ledger, batch=batch, on_batch=show, **note, **past)
     tell_audit(purged.audit_error)
-    total = sum(purged.counts.values())
+    counts, letters, before = purged.counts, purged.dead_letters, purged.before
+    total = sum(counts.values())
     if as_json:
-        put_json({"purged": purged.counts, "total": total, "audit_error": purged.audit_error})
+        rest = {"dead_letters": letters, "audit": purged.audit, "before": before}
+        put_json({"purged": counts, "total": total, **rest, "audit_error": purged.audit_error})
         return
-    rows = {consumer: [count] for consumer, count in purged.counts.items()}
-    put(consumers_table(["purged"], rows, [total]))
+    until = {name: utc(at) for name, at in before.items()}
+    names = {**counts, **letters}
+    rows = {name: [counts.get(name, 0), letters.get(name, 0), until.get(name)] for name in names}
+    columns = ["to purge" if past["dry_run"] else "purged", "dead letters", "last seen before"]
+    put(consumers_table(columns, rows, [total, sum(letters.values()), None]))
+    if purged.audit:
+        print(f"entries of the audit: {purged.audit:,}")
 
 
 @options.command("archive", "oncely archive --to s3://bucket/ledger")

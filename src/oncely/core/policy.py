@@ -30,6 +30,8 @@ class _UsualTries(int):
     """The default number of tries: its type says that nobody has set it."""
 
 
+DEAD_RETENTION: Duration = "90d"
+"""How long dead letters and entries of the audit are kept, of all consumers."""
 _USUAL_BACKOFF: Sequence[Duration] = ("30s", "2m", "5m")
 
 

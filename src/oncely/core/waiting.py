@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import NamedTuple, Self
 from uuid import uuid4
 
 from oncely.core.errors import MessageError
@@ -214,6 +214,23 @@ class DeadLetter:
             row.since or 0.0,
             row.last_seen or 0.0,
         )
+
+
+ERASED = "(erased)"
+"""Stands in the audit in the place of the id of a message that was erased."""
+
+
+class Erased(NamedTuple):
+    """How much was kept of a message, and is removed: its record, finished steps, copies that wait
+    in a queue or for a retry, dead letters, messages to be sent, its id in entries of the audit.
+    """
+
+    records: int = 0
+    steps: int = 0
+    waiting: int = 0
+    dead_letters: int = 0
+    unsent: int = 0
+    audit: int = 0
 
 
 def names_for(count: int) -> list[str]:

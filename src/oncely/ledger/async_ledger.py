@@ -140,6 +140,7 @@ class AsyncLedger(AsyncCalls):
     reset = awaited(Ledger.reset)
     happened = awaited(Ledger.happened)
     forget = awaited(Ledger.forget)
+    erase = awaited(Ledger.erase)
     end_claim = awaited(Ledger.end_claim)
     retry_dead = awaited(Ledger.retry_dead)
     discard_dead = awaited(Ledger.discard_dead)

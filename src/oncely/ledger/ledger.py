@@ -19,12 +19,12 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, check_key
 from oncely.core.rules import PURGEABLE
-from oncely.core.waiting import OUTBOX, DeadLetter, WaitingMessage, retries_of
+from oncely.core.waiting import OUTBOX, DeadLetter, Erased, WaitingMessage, retries_of
 from oncely.ledger.arguments import raise_if_refused, to_extend
 from oncely.ledger.group_commit import GroupCommit
 from oncely.ledger.inbox import Inbox, JoinedTransaction
 from oncely.ledger.ledger_calls import LedgerCalls
-from oncely.ledger.mailbox import LedgerMailbox
+from oncely.ledger.mailbox import LedgerMailbox, erase_besides
 from oncely.ledger.recorder import Recorder
 from oncely.ledger.settle import LedgerObserver, Settler
 from oncely.stores.memory_store import MemoryStore
@@ -293,6 +293,26 @@ class Ledger(LedgerCalls):
         if found is not None:
             refusal += ", nor one that has changed since it was found"
         self._operate(Forget(key, None if found is None else found.version), refusal)
+
+    def erase(self, key: Key) -> Erased:
+        """Remove everything that is kept of a message, in one transaction, and say what was found:
+        the next delivery is treated as new. A queue of the database does not say whose messages it
+        has: those of this id are removed. Raises RefusedError where a claim is live, or a worker or
+        a relay has a copy in hand.
+        """
+        forget, refusal = [Forget(check_key(key))], "a record with a live claim cannot be erased"
+
+        def work(transaction: Transaction) -> Erased:
+            # The record first, which holds it: as whoever ends a message does.
+            records = len(transaction.load([key]).records)
+            raise_if_refused(key, self._settle_in(transaction, forget)[0], refusal)
+            return erase_besides(transaction, key, records)
+
+        if self.can_defer:
+            return self._transact(work)
+        records = len(self._store.load([key]).records)
+        raise_if_refused(key, self._settle(forget)[0], refusal)
+        return Erased(records)
 
     def end_claim(self, found: Record, *, by: str = "", why: str = "") -> None:
         """End the claim on a record that is as it was `found`, as somebody knows that the worker

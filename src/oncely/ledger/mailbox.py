@@ -1,8 +1,11 @@
 """Mailbox: the messages that wait in a ledger, for whoever takes them."""
 
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from oncely.core.activity import LATE_S
@@ -22,8 +25,10 @@ from oncely.core.message import Message, check_message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, Record, check_key
 from oncely.core.waiting import (
+    ERASED,
     OUTBOX,
     DeadLetter,
+    Erased,
     WaitingMessage,
     consumer_of,
     retries_of,
@@ -236,12 +241,12 @@ class LedgerMailbox(Mailbox):
 
     def dead_of(self, key: Key) -> Sequence[DeadLetter]:
         """The dead letters of one message: as it failed, and what came under its id."""
-        return [DeadLetter.of(each) for each in self._of([key]) if _is_dead(each)]
+        return [DeadLetter.of(each) for each in self._of([key]) if is_dead(each)]
 
     def dead_numbered(self, ids: Collection[int]) -> Sequence[DeadLetter]:
         """Those of these dead letters that are still there."""
         found = self._calls._transact(lambda transaction: transaction.numbered(ids))
-        return [DeadLetter.of(each) for each in found if _is_dead(each)]
+        return [DeadLetter.of(each) for each in found if is_dead(each)]
 
     # ---- Putting in ----------------------------------------------------------------------------
 
@@ -328,13 +333,12 @@ class LedgerMailbox(Mailbox):
             self._calls._settle_in(transaction, resets)
             transaction.free([_edited(each, message) for each in letters])
 
-        return len(self._decide(ids, _is_dead, retry))
+        return len(self._decide(ids, is_dead, retry))
 
-    def discard_dead(self, ids: Collection[int]) -> int:
-        """Remove dead letters; return how many still were. Their records stay as they are."""
-        return len(
-            self._decide(ids, _is_dead, lambda transaction, found, _: transaction.remove(found))
-        )
+    def discard_dead(self, ids: Collection[int], before: float = math.inf) -> int:
+        """Remove those set aside before that time; return how many. Their records stay."""
+        is_meant = partial(is_dead, before=before)
+        return len(self._decide(ids, is_meant, lambda at, found, _: at.remove(found)))
 
     def _decide(
         self,
@@ -357,13 +361,34 @@ class LedgerMailbox(Mailbox):
         return self._calls._transact(work)
 
 
+def erase_besides(transaction: Transaction, key: Key, records: int) -> Erased:
+    """Remove all that is kept of a message but its record, which is held, or is not there."""
+    copies = [*transaction.waiting([key]), *transaction.unparented(key.message_id)]
+    if len(transaction.idle([each.number or 0 for each in copies])) < len(copies):
+        raise RefusedError(
+            f"{key.message_id!r} ({key.consumer}): a worker or a relay has a copy of it in hand; "
+            "erase it again in a few minutes"
+        )
+    steps = len(transaction.steps_of([key]).get(key, ()))
+    transaction.forget_steps(key)
+    transaction.remove(copies)
+    counts = Counter(
+        "unsent" if each.queue == OUTBOX else "dead_letters" if is_dead(each) else "waiting"
+        for each in copies
+    )
+    audit = transaction.rename_in_audit(key, ERASED)
+    return Erased(records, steps, audit=audit, **counts)
+
+
 def _parents(messages: _Waiting) -> Sequence[Key]:
     """The keys that these belong to: a message that was sent outside a handler has none."""
     return sorted({each.parent for each in messages if each.parent.consumer})
 
 
-def _is_dead(message: WaitingMessage) -> bool:
-    return message.is_set_aside and consumer_of(message.queue) is not None
+def is_dead(message: WaitingMessage, before: float = math.inf) -> bool:
+    """Whether it is a dead letter, set aside before that time."""
+    is_letter = message.is_set_aside and consumer_of(message.queue) is not None
+    return is_letter and (message.last_seen or 0.0) < before
 
 
 def _is_refused(message: WaitingMessage) -> bool:

@@ -1,7 +1,7 @@
 from .activity import FoundActivity, Point, Rates, SeenRun, activity, runs
 from .auditing import Changed
 from .dead_workers import end_claim, worker_dead
-from .decisions import Probed, forget, happened, not_happened, probe, reset, retry
+from .decisions import Probed, erase, forget, happened, not_happened, probe, reset, retry
 from .groups import FoundGroups
 from .known import EXACT, check_kept, first
 from .letters import (
@@ -35,7 +35,7 @@ from .records import (
 )
 from .status import Backlogs, Status, Summary, backlogs, status
 from .story import Chapter, story
-from .upkeep import left_to_senders, policy_retentions, problems, purge, retentions
+from .upkeep import Purged, left_to_senders, policy_retentions, problems, purge, retentions
 from .waiting import (
     MOST_UNSENT,
     FoundMessages,
@@ -76,6 +76,7 @@ __all__ = [
     "LedgerOverview",
     "Point",
     "Probed",
+    "Purged",
     "Rates",
     "Searched",
     "SeenRun",
@@ -95,6 +96,7 @@ __all__ = [
     "discard_waiting",
     "doubts",
     "end_claim",
+    "erase",
     "find",
     "first",
     "forget",

@@ -115,9 +115,9 @@ def audited(
     try:
         yield tally
         is_known = True
-    except ConfigError:
-        # The caller's mistake: what had no turn before it is as it was.
-        is_known = True
+    except (ConfigError, RefusedError) as error:
+        # What had no turn before a mistake of the caller, or a refusal, is as it was.
+        is_known, tally.refused = True, tally.refused + isinstance(error, RefusedError)
         raise
     finally:
         if is_known or tally.changed:

@@ -12,13 +12,15 @@ from oncely.core.durations import Duration, seconds
 from oncely.core.errors import RefusedError, describe
 from oncely.core.message import Message
 from oncely.core.policy import Finding, Probe
-from oncely.core.record import Key, Record, check_keys
+from oncely.core.record import Key, Record, check_key, check_keys
 from oncely.core.rules import Standing, standing
 from oncely.core.shown import span
 from oncely.core.state_words import word_with_lease
+from oncely.core.waiting import ERASED, Erased
 from oncely.ledger.ledger import Ledger
 from oncely.ledger.probing import ProbeAnswer, probe_answer
 from oncely.ops.auditing import Changed, Note, Noted, audited, change_each
+from oncely.ops.known import check_known_at_all
 from oncely.ops.next_steps import next_steps
 
 _log = EventLog(__name__)
@@ -90,6 +92,23 @@ def forget(ledger: Ledger, records: Sequence[Record], **noted: Unpack[Noted]) ->
         ledger.forget(record.key, found=record)
 
     return _change(ledger, records, "forgotten", forget_unchanged, noted)
+
+
+def erase(ledger: Ledger, key: Key, *, by: str, why: str = "") -> tuple[Erased, str | None]:
+    """As `Ledger.erase`, noted in the audit and logged, without the id. Returns what was found, and
+    why the audit has no counts, where it could not be written. Raises ConfigError where nothing is
+    found, and the ledger does not know the consumer.
+    """
+    note = Note.of(by, why.replace(check_key(key).message_id, ERASED))
+    with audited(ledger, "erased", note, Key(key.consumer, ERASED)) as tally:
+        found = ledger.erase(key)
+        tally.changed = sum(found)
+        if not any(found):
+            check_known_at_all(ledger, key.consumer, "messages")
+    told = "%(by)s has erased a message of '%(consumer)s': %(count)s things were kept of it"
+    facts = {"consumer": key.consumer, "count": tally.changed, **note._asdict()}
+    _log.info(told, extra={"event": "erased", **facts})
+    return found, tally.audit_error
 
 
 def _change(

@@ -1,18 +1,22 @@
 """Keeping a ledger small, and free of settings that lose or repeat messages."""
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
-from oncely.core.policy import Policy
+from oncely.core.policy import DEAD_RETENTION, Policy
 from oncely.core.record import Key
+from oncely.core.rules import PURGEABLE
 from oncely.core.shown import moment
 from oncely.ledger.ledger import Ledger
+from oncely.ledger.mailbox import is_dead
 from oncely.ledger.recorder import SET_BACK
 from oncely.ops.activity import DAY_S
 from oncely.ops.auditing import Note, Removed, audited
@@ -20,6 +24,7 @@ from oncely.ops.known import EXACT, check_known, consumers
 from oncely.ops.status import backlogs
 from oncely.ops.workers import GONE, SeenWorker, workers
 from oncely.stores.names import Program
+from oncely.stores.store import Wanted
 
 RETENTION = Policy().retention
 LEASE = Policy().lease
@@ -28,28 +33,56 @@ _SLIP = 0.85
 """Two names that are as similar as this may be one name and a typo of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Purged(Removed[int]):
+    """What a purge has removed, or would remove: records (`counts`), dead letters, entries of the
+    audit; and up to when the records of each consumer go, in seconds since 1970.
+    """
+
+    dead_letters: Mapping[str, int]
+    audit: int
+    before: Mapping[str, float]
+
+
 def purge(
     ledger: Ledger,
     older_than: Duration | None = None,
     *,
     consumer: str | None = None,
     retention: Mapping[str, Duration] | None = None,
+    dead_older_than: Duration = DEAD_RETENTION,
+    audit_older_than: Duration = DEAD_RETENTION,
+    dry_run: bool = False,
     batch: int = 1_000,
     on_batch: Callable[[str, int], None] = lambda _, __: None,
     by: str,
     why: str = "",
-) -> Removed[int]:
+) -> Purged:
     """Remove records that were last seen longer ago than their consumer's `retention` here, else
-    `older_than`, else the retention of the consumer's own policy.
+    `older_than`, else the retention of the consumer's own policy. Old dead letters go first: a
+    record stays as long as it has one.
 
-    Activity, workers and runs of over 30 days ago go as well. Logs, and notes in the audit, how
-    many records of each consumer; of `consumer` alone where that is set. `on_batch` is called after
-    every batch, with the consumer and the number of records. Raises ConfigError before anything is
-    removed when a name in `retention` looks like a typo.
+    Activity, workers and runs of over 30 days ago go as well, and entries of the audit, unless only
+    a `consumer` is purged. The audit has the sum of all. A `dry_run` reads what would go, and
+    changes nothing. `on_batch` is called after every batch, with the consumer and the number of
+    records. Raises ConfigError at first when a name in `retention` looks like a typo.
     """
     kept = retentions(ledger, older_than, consumer=consumer, retention=retention)
-    counts: Counter[str] = Counter(dict.fromkeys(kept, 0))
-
+    counts = dict.fromkeys(kept, 0)
+    now, audit_s = ledger.now(), seconds(audit_older_than, "audit_older_than")
+    before = {name: now - seconds(age, "older_than") for name, age in kept.items()}
+    dead_before = now - seconds(dead_older_than, "dead_older_than")
+    dead = ledger.mailbox.dead(consumer, sys.maxsize, with_bodies=False)
+    old = {each.id: each.key.consumer for each in dead if each.last_seen < dead_before}
+    letters, ids = Counter(old.values()), [*old]
+    if dry_run:
+        for name, until in before.items():
+            for page in ledger.read(wanted=Wanted([name], PURGEABLE, seen_before=until)):
+                waiting = ledger.mailbox.of_many([record.key for record in page]).values()
+                stay = [not all(is_dead(x, dead_before) for x in each) for each in waiting]
+                counts[name] += len(page) - sum(stay)
+        entries = sum(each.at < now - audit_s for each in ledger.operations.audit(sys.maxsize))
+        return Purged(counts, None, letters, 0 if consumer else entries, before)
     with audited(ledger, "purged", Note.of(by, why), Key(consumer or "", "")) as tally:
 
         def count(name: str, removed: int) -> None:
@@ -57,10 +90,14 @@ def purge(
             tally.changed += removed
             on_batch(name, removed)
 
+        for at in range(0, len(ids), 100):  # A transaction reads them with their bodies.
+            tally.changed += ledger.mailbox.discard_dead(ids[at : at + 100], dead_before)
         for name, age in kept.items():
             ledger.purge(age, name, batch, on_batch=partial(count, name))
+        entries = 0 if consumer else ledger.operations.purge_audit(audit_s)
+        tally.changed += entries
     ledger.operations.purge_operations(seconds(RETENTION, "retention"))
-    return Removed(counts, tally.audit_error)
+    return Purged(counts, tally.audit_error, letters, entries, before)
 
 
 def retentions(

@@ -168,6 +168,10 @@ class MemoryTables:
     def waiting(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
         return [row.message for row in self.rows() if row.message.parent in keys]
 
+    def unparented(self, message_id: str) -> Sequence[WaitingMessage]:
+        found = (row.message for row in self.rows())
+        return [each for each in found if each.id == message_id and not each.parent.consumer]
+
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
         return [self._row(number).message for number in sorted(numbers) if number in self._queue_of]
 
@@ -384,6 +388,9 @@ class MemoryTables:
         for of, name in list(self._steps):
             if of == key:
                 self._take_out(self._steps, (of, name))
+
+    def rename_in_audit(self, key: Key, word: str) -> int:  # noqa: ARG002 - none is kept here.
+        return 0
 
     # ---- Undoing -------------------------------------------------------------------------------
 

@@ -275,6 +275,9 @@ class Transaction(Records, Protocol):
     def waiting(self, keys: Collection[Key]) -> Sequence[WaitingMessage]:
         """The messages of these parents, in all queues, in order, set aside or not."""
 
+    def unparented(self, message_id: str) -> Sequence[WaitingMessage]:
+        """The messages of this id that belong to no other message. All that waits is read."""
+
     def numbered(self, numbers: Collection[int]) -> Sequence[WaitingMessage]:
         """The messages with these numbers that still wait."""
 
@@ -340,6 +343,11 @@ class Transaction(Records, Protocol):
 
     def keep_step(self, key: Key, name: str, result: Any) -> None:
         """Keep the result of a finished step; a result that is there stays as it is."""
+
+    def rename_in_audit(self, key: Key, word: str) -> int:
+        """Put a word in the place of the id in the entries about a message, and in their reasons;
+        return how many. An entry about several consumers may be about it.
+        """
 
 
 class CallersTransaction(Transaction, Protocol):
@@ -421,6 +429,10 @@ class Operations(Protocol):
 
     def purge_operations(self, older_than_s: float) -> int:  # noqa: ARG002
         """Remove activity, workers and runs of longer ago; return how many. The audit stays."""
+        return 0
+
+    def purge_audit(self, older_than_s: float) -> int:  # noqa: ARG002
+        """Remove entries of the audit of longer ago; return how many."""
         return 0
 
 

@@ -159,6 +159,7 @@ class Dialect(ABC):
         self.steps_name = name_of(tables.steps)
         self.consumers_name = name_of(tables.consumers)
         self.bindings_name = name_of(tables.bindings)
+        self.audit_name = name_of(tables.audit)
 
     @cached_property
     def within_transactions(self) -> Self:

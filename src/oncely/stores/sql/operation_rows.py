@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Row, Select, Table, and_, delete, func, inser
 from sqlalchemy.sql.elements import ColumnElement
 
 from oncely.core.activity import Activity, AuditEntry, Run, Worker
-from oncely.stores.sql.dialect import OwnTables
+from oncely.core.record import Key
+from oncely.stores.sql.dialect import AnyTables, OwnTables
 from oncely.stores.sql.row_values import read
 
 K = TypeVar("K", Activity, AuditEntry, Run, Worker)
@@ -98,6 +99,20 @@ def audit(at: OwnTables, limit: int = 100, before: int | None = None) -> list[Au
     if before is not None:
         chosen = chosen.where(table.c.id < before)
     return _read(at, table, AuditEntry, chosen)
+
+
+def rename_in_audit(at: AnyTables, key: Key, word: str) -> int:
+    statement = (
+        f"UPDATE {at.dialect.audit_name} SET why = replace(why, %(message_id)s, %(word)s),"
+        " message_id = %(word)s"
+        " WHERE message_id = %(message_id)s AND provider IN (%(consumer)s, '')"
+    )
+    return int(at.run(statement, {**key._asdict(), "word": word}).rowcount)
+
+
+def purge_audit(at: OwnTables, older_than_s: float) -> int:
+    table, until = at.dialect.tables.audit, at.dialect.time(at.link) - older_than_s
+    return at.link.execute(delete(table).where(table.c.at < until)).rowcount
 
 
 def purge(at: OwnTables, older_than_s: float) -> int:

@@ -34,7 +34,7 @@ WRITES: Mapping[Program, Mapping[str, str]] = {
         "activity": "INSERT UPDATE DELETE",
         "workers": "INSERT UPDATE DELETE",
         "runs": "DELETE",
-        "audit": "INSERT UPDATE",
+        "audit": "INSERT UPDATE DELETE",
     },
     "reader": {},
 }

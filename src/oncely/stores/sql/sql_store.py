@@ -311,6 +311,7 @@ class SqlStore:
     note_counts = _changing(operations.note_counts)
     audit = _reading(operations.audit)
     purge_operations = _changing(operations.purge)
+    purge_audit = _changing(operations.purge_audit)
 
     # ---- Schema --------------------------------------------------------------------------------
 

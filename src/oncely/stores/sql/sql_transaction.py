@@ -8,6 +8,7 @@ from oncely.core.cases import Case
 from oncely.core.record import Key, Record
 from oncely.core.waiting import WaitingMessage
 from oncely.stores.sql import consumer_rows as consumers
+from oncely.stores.sql import operation_rows as operations
 from oncely.stores.sql import steps as finished
 from oncely.stores.sql import waiting_rows as rows
 from oncely.stores.sql.dialect import AnyTables, Dialect, SqlConnection
@@ -139,6 +140,7 @@ class SqlTransaction(AnyTables):
         return removed
 
     waiting = guarded(rows.waiting)
+    unparented = guarded(rows.unparented)
     numbered = guarded(rows.numbered)
     idle = guarded(rows.idle)
     lanes = guarded(rows.lanes)
@@ -150,3 +152,4 @@ class SqlTransaction(AnyTables):
     forget_steps = guarded(finished.forget_steps)
     steps_of = guarded(finished.steps_of)
     keep_step = guarded(finished.keep_step)
+    rename_in_audit = guarded(operations.rename_in_audit)

@@ -182,6 +182,8 @@ class Sqlite(Dialect):
 
     def prepare(self, connection: Any, _: object) -> None:
         sqlite_files.prepare(connection)
+        # What is removed is overwritten: a file keeps its free pages, and nobody looks there.
+        connection.execute("PRAGMA secure_delete = ON")
         # Random ids change the same pages again and again: fewer checkpoints save a fifth.
         connection.execute("PRAGMA wal_autocheckpoint = 8000")
 

@@ -88,6 +88,15 @@ def waiting(at: AnyTables, keys: Collection[Key]) -> list[WaitingMessage]:
     return sorted(found, key=_number)
 
 
+def unparented(at: AnyTables, message_id: str) -> list[WaitingMessage]:
+    statement = (
+        f"SELECT {_columns(at, _BODILESS)} FROM {at.dialect.waiting_name} AS d"
+        " WHERE d.own_id = %(id)s AND d.provider = '' ORDER BY d.id"
+    )
+    rows = at.run(statement, {"id": message_id}).fetchall()
+    return [_message(at, row, _BODILESS) for row in rows]
+
+
 # ---- Taking ------------------------------------------------------------------------------------
 
 
