@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from oncely.core.commands import Acquire, Duplicate, Granted, Handled, InDoubt
-from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.control import EffectUnknown, Reject, Retry, Unrecoverable
 from oncely.core.errors import (
     BusyError,
     ContentionError,
@@ -223,10 +223,15 @@ RETRY = Policy(tries=3, backoff=["1s", "2s"])
 SKIP = replace(RETRY, on_failed="skip")
 DEAD = replace(RETRY, on_failed="dead_letter")
 HOLD = replace(RETRY, on_in_doubt="hold")
+LATE = replace(HOLD, in_doubt_on=(TimeoutError,), tries=1)
+ASIDE = replace(LATE, on_in_doubt="dead_letter")
+PROBE = replace(LATE, on_in_doubt=lambda _: "unknown")
 ENDLESS = replace(RETRY, tries=None)
 WAITING, STARTED, RUNNING, CALLED = Progress
 AGAIN = Delay(AGAIN_S)
 NO = ValueError("no")
+WHO = EffectUnknown("who")
+OUT = TimeoutError("out")
 
 # fmt: off
 ENDS: list[tuple[Policy, int, BaseException | None, Progress, bool, End, Verdict, Counted]] = [
@@ -257,6 +262,16 @@ ENDS: list[tuple[Policy, int, BaseException | None, Progress, bool, End, Verdict
     (HOLD,    1,       SystemExit(3),            CALLED,  True,     End.LEFT,       AGAIN,                            Counted.GIVEN_BACK),
     (HOLD,    1,       SystemExit(3),            RUNNING, True,     End.RELEASED,   AGAIN,                            Counted.GIVEN_BACK),
     (HOLD,    1,       SystemExit(3),            CALLED,  False,    End.FAILED,     Delay(1.0),                       Counted.RETRIED),
+    # Nobody knows whether the effect has happened.
+    (RETRY,   1,       WHO,                      CALLED,  False,    End.FAILED,     Delay(1.0),                       Counted.RETRIED),
+    (HOLD,    1,       WHO,                      CALLED,  False,    End.IN_DOUBT,   DeadLetter("EffectUnknown: who"), Counted.IN_DOUBT),
+    (HOLD,    1,       OUT,                      CALLED,  False,    End.FAILED,     Delay(1.0),                       Counted.RETRIED),
+    (LATE,    9,       OUT,                      CALLED,  False,    End.IN_DOUBT,   DeadLetter("TimeoutError: out"),  Counted.IN_DOUBT),
+    (LATE,    1,       OUT,                      RUNNING, False,    End.EXHAUSTED,  DeadLetter("TimeoutError: out"),  Counted.FAILED),
+    (LATE,    1,       NO,                       CALLED,  False,    End.EXHAUSTED,  DeadLetter("ValueError: no"),     Counted.FAILED),
+    (ASIDE,   1,       OUT,                      CALLED,  False,    End.EXHAUSTED,  DeadLetter("TimeoutError: out"),  Counted.FAILED),
+    (PROBE,   2,       OUT,                      CALLED,  False,    End.IN_DOUBT,   Delay(2.0),                       Counted.IN_DOUBT),
+    (PROBE,   2,       ExceptionGroup("", [NO, OUT]), CALLED, False, End.IN_DOUBT,  Delay(2.0),                       Counted.IN_DOUBT),
 ]
 REFUSALS = [
     (BusyError("why"),        AGAIN,                              Counted.GIVEN_BACK),
@@ -293,6 +308,14 @@ def test_end(
         verdict,
         counted,
     )
+
+
+@pytest.mark.parametrize("error", [Retry, Reject, Unrecoverable, MessageError])
+def test_by_hand(error: type[Exception]) -> None:
+    """What a handler says by hand counts, however many exceptions leave a doubt."""
+    any_error = replace(LATE, in_doubt_on=(Exception,))
+    assert after_end(any_error, 1, error("no")).end is End.EXHAUSTED
+    assert after_end(any_error, 1, NO).end is End.IN_DOUBT
 
 
 @pytest.mark.parametrize(("error", "verdict", "counted"), REFUSALS)

@@ -20,7 +20,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.turn import Turn
+from oncely.core.turn import Turn, leaves_doubt
 from oncely.core.verdicts import Delay
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
@@ -162,6 +162,11 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
                 # The task has set its state itself, or has replaced itself by another task.
                 ignored.append(raised)
                 return _IGNORED
+            except Retry as again:
+                cause = again.exc
+                if isinstance(cause, Exception) and leaves_doubt(self._lifecycle.policy, cause):
+                    raise cause from None  # Celery's retry meets the record in doubt.
+                raise
 
         attempt.run(call)
         if ignored:
