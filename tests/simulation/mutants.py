@@ -298,7 +298,8 @@ MUTANTS = [
     Mutant(
         "a dead letter is not kept with its record",
         RETRY_QUEUE,
-        "            case DeadLetter(reason):\n                return self.dead_letters(turn, reason)\n",
+        "            case DeadLetter(reason):\n"
+        "                return self.dead_letters(turn, reason)\n",
         "            case DeadLetter(reason):\n"
         "                return () if turn.error else self.dead_letters(turn, reason)\n",
         seed=3,

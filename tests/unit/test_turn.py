@@ -226,6 +226,7 @@ HOLD = replace(RETRY, on_in_doubt="hold")
 LATE = replace(HOLD, in_doubt_on=(TimeoutError,), tries=1)
 ASIDE = replace(LATE, on_in_doubt="dead_letter")
 PROBE = replace(LATE, on_in_doubt=lambda _: "unknown")
+ANY = replace(LATE, in_doubt_on=(Exception,))
 ENDLESS = replace(RETRY, tries=None)
 WAITING, STARTED, RUNNING, CALLED = Progress
 AGAIN = Delay(AGAIN_S)
@@ -269,6 +270,9 @@ ENDS: list[tuple[Policy, int, BaseException | None, Progress, bool, End, Verdict
     (LATE,    9,       OUT,                      CALLED,  False,    End.IN_DOUBT,   DeadLetter("TimeoutError: out"),  Counted.IN_DOUBT),
     (LATE,    1,       OUT,                      RUNNING, False,    End.EXHAUSTED,  DeadLetter("TimeoutError: out"),  Counted.FAILED),
     (LATE,    1,       NO,                       CALLED,  False,    End.EXHAUSTED,  DeadLetter("ValueError: no"),     Counted.FAILED),
+    (ANY,     1,       NO,                       CALLED,  False,    End.IN_DOUBT,   DeadLetter("ValueError: no"),     Counted.IN_DOUBT),
+    (ANY,     1,       Retry("no"),              CALLED,  False,    End.EXHAUSTED,  DeadLetter("Retry: no"),          Counted.FAILED),
+    (ANY,     1,       MessageError("no"),       CALLED,  False,    End.EXHAUSTED,  DeadLetter("MessageError: no"),   Counted.REJECTED),
     (ASIDE,   1,       OUT,                      CALLED,  False,    End.EXHAUSTED,  DeadLetter("TimeoutError: out"),  Counted.FAILED),
     (PROBE,   2,       OUT,                      CALLED,  False,    End.IN_DOUBT,   Delay(2.0),                       Counted.IN_DOUBT),
     (PROBE,   2,       ExceptionGroup("", [NO, OUT]), CALLED, False, End.IN_DOUBT,  Delay(2.0),                       Counted.IN_DOUBT),
@@ -308,14 +312,6 @@ def test_end(
         verdict,
         counted,
     )
-
-
-@pytest.mark.parametrize("error", [Retry, Reject, Unrecoverable, MessageError])
-def test_by_hand(error: type[Exception]) -> None:
-    """What a handler says by hand counts, however many exceptions leave a doubt."""
-    any_error = replace(LATE, in_doubt_on=(Exception,))
-    assert after_end(any_error, 1, error("no")).end is End.EXHAUSTED
-    assert after_end(any_error, 1, NO).end is End.IN_DOUBT
 
 
 @pytest.mark.parametrize(("error", "verdict", "counted"), REFUSALS)

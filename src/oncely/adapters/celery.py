@@ -163,10 +163,9 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
                 ignored.append(raised)
                 return _IGNORED
             except Retry as again:
-                cause = again.exc
-                if isinstance(cause, Exception) and leaves_doubt(self._lifecycle.policy, cause):
-                    raise cause from None  # Celery's retry meets the record in doubt.
-                raise
+                if again.exc is None or not leaves_doubt(self._lifecycle.policy, again.exc):
+                    raise
+                raise again.exc from None  # Celery's retry meets the record in doubt.
 
         attempt.run(call)
         if ignored:

@@ -11,8 +11,7 @@ Acquire by its token (`REPEATED`, below the table), a claim's command by what it
     standing    the record is
     ABSENT      not there
     HELD        processing, and its lease has not run out
-    IN_DOUBT    processing, and its lease has run out, or was ended by a Doubt: nobody knows whether
-                the effect happened
+    IN_DOUBT    processing, and its lease is over: nobody knows whether the effect happened
     HANDLED     handled: its deferred messages may wait to be sent
     FAILED      failed; another try may follow
     EXHAUSTED   failed permanently

@@ -16,8 +16,7 @@ _CLIENTS = {
     "ssl": "SSLEOFError SSLZeroReturnError -SSLCertVerificationError",
     "subprocess": "TimeoutExpired",
     "urllib.error": "-HTTPError ?URLError",
-    # https://urllib3.readthedocs.io/en/stable/reference/urllib3.exceptions.html. What it has
-    # repeated before it gave up, it was allowed to repeat.
+    # https://urllib3.readthedocs.io/en/stable/reference/urllib3.exceptions.html
     "urllib3.exceptions": "ReadTimeoutError ProtocolError -ConnectTimeoutError"
     " ?MaxRetryError ?SSLError",
     # https://requests.readthedocs.io/en/latest/api/#exceptions
@@ -36,8 +35,6 @@ _CLIENTS = {
 """The classes of each module after which nobody knows. After those with a minus nothing was sent;
 those with a question mark wrap another error, which decides. The class nearest to the error's own
 counts: a refused connection is a ConnectionError, too."""
-# https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_GRPC_CODES = ("DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
 def _leaves_doubt(error: Any) -> bool | None:
@@ -50,8 +47,9 @@ def _leaves_doubt(error: Any) -> bool | None:
             inner = getattr(error, "reason", None) or next(iter(error.args), None)
             return _leaves_doubt(inner) is not False
         if (kind.__module__, name) == ("grpc", "RpcError"):
+            # https://grpc.github.io/grpc/core/md_doc_statuscodes.html
             code = getattr(error, "code", lambda: None)()
-            return getattr(code, "name", None) in _GRPC_CODES
+            return getattr(code, "name", None) in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
     return None
 
 
