@@ -149,19 +149,18 @@ class RunJudge(Judge):
         """Under `hold` nothing runs again that an error has left in doubt, unless an operator says
         so; under a probe, nothing that has happened.
         """
-        held, effects, left = self.promises.on_in_doubt == "hold", set[Any](), set[Name]()
-        for event in self.history.of("row", "effect", "started"):
+        left: set[Name] = set()
+        happened = {(e.facts["birth"], e.facts["fence"]) for e in self.history.of("effect")}
+        policy = self.promises.on_in_doubt
+        for event in self.history.of("row", "started"):
             key, after = event.facts["key"], event.facts.get("after")
-            if event.what == "started" and key in left:
-                yield f"an effect that was in doubt may be repeated: {event}"
-            elif event.what == "effect":
-                effects.add((key, event.facts["birth"], event.facts["fence"]))
-            elif event.what == "row" and after is not None and after.is_unknown:
-                has_happened = (key, after.birth, after.fence) in effects
-                if held or (has_happened and self.promises.on_in_doubt == "probe"):
-                    left.add(key)
-            if event.what == "row" and (after is None or is_operator(event)):
+            if event.what == "started":
+                if key in left:
+                    yield f"an effect that was in doubt may be repeated: {event}"
+            elif after is None or is_operator(event):
                 left.discard(key)
+            elif after.is_unknown and (policy == "hold" or (after.birth, after.fence) in happened):
+                left.add(key)
 
     def _steps(self) -> Iterator[str]:
         """A step whose result is kept does not run again."""

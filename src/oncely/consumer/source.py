@@ -189,7 +189,7 @@ class DeliverySource:
         return turns
 
     def renew(self, turn: DeliveryTurn) -> None:
-        ended_as = None if turn.ending is None else turn.ending.counted
+        ended_as = turn.ending and turn.ending.counted
         was_tried = ended_as in (Counted.RETRIED, Counted.IN_DOUBT)
         turn.deliveries += was_tried
         self._report.received += was_tried

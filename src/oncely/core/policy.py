@@ -168,7 +168,5 @@ def at_least_once(**changes: Any) -> Policy:
 
 
 def effectively_once(**changes: Any) -> Policy:
-    """For effects that must be neither lost nor repeated: what failed runs again, what is in doubt
-    is held; so is a request that was not answered.
-    """
+    """For effects that are neither lost nor repeated: what is in doubt, or unanswered, is held."""
     return replace(Policy(on_in_doubt="hold", in_doubt_on=(Unanswered,)), **changes)

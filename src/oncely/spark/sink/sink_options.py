@@ -238,8 +238,7 @@ def import_handler(options: SinkOptions) -> Callable[..., Any]:
 def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     """A policy that the sink can follow. Raises ConfigError, which names the field.
 
-    `on_in_doubt` may be a probe, as "module:function", and `in_doubt_on` has the names of exception
-    classes; both are importable from `folder`.
+    A probe and the classes of `in_doubt_on` are importable from `folder`, by their names.
     """
     for name in table.keys() - set(POLICY_FIELDS):
         raise ConfigError(unknown(name, POLICY_FIELDS))
