@@ -19,7 +19,7 @@ from .core.commands import (
     WriteOutcome,
     Written,
 )
-from .core.control import Reject, Retry, Unrecoverable
+from .core.control import EffectUnknown, Reject, Retry, Unrecoverable
 from .core.durations import Duration
 from .core.errors import (
     BrokerRefused,
@@ -51,6 +51,7 @@ from .core.ids import Id
 from .core.message import Message, Processing, current
 from .core.policy import Finding, Policy, Probe, at_least_once, at_most_once, effectively_once
 from .core.record import Claim, Key, Record, State
+from .core.unanswered import Unanswered
 from .core.waiting import DeadLetter, DeferredMessage, Erased, WaitingMessage
 from .ledger.async_ledger import AsyncLedger
 from .ledger.inbox import AsyncInbox, Inbox, JoinedTransaction
@@ -86,6 +87,7 @@ __all__ = [
     "Duplicate",
     "DuplicateError",
     "Duration",
+    "EffectUnknown",
     "EndedError",
     "Erased",
     "Exhausted",
@@ -133,6 +135,7 @@ __all__ = [
     "TransactionSource",
     "Transport",
     "TransportError",
+    "Unanswered",
     "UnreadableRow",
     "Unrecoverable",
     "UnstorableMessage",

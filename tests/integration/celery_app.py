@@ -14,7 +14,7 @@ from tests.integration.adapting import WRITE, Effects
 
 from oncely.adapters.celery import once_task
 from oncely.core.message import Message
-from oncely.core.policy import Finding, Policy, at_most_once
+from oncely.core.policy import Finding, Policy, at_most_once, effectively_once
 from oncely.ledger.ledger import Ledger, open_ledger
 
 URL, FOLDER, RESULTS = "ADAPTER_URL", "ADAPTER_FOLDER", "ADAPTER_RESULTS"
@@ -109,6 +109,15 @@ def _add_keyed(app: Celery, ledger: Ledger, effects: Effects) -> None:
         if (times := effects.add(name)) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return times
+
+    unanswered: Any = once_task(
+        ledger, policy=effectively_once(on_in_doubt=lambda _: "happened", backoff="10ms")
+    )
+
+    @app.task(name="lose", base=unanswered, autoretry_for=[OSError])
+    def lose(name: str) -> None:
+        effects.add(name)
+        raise TimeoutError("no answer")
 
     numbered: Any = once_task(ledger, key=lambda number: number)
 

@@ -103,6 +103,7 @@ def test_tasks(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     with worker(rabbitmq_url, tmp_path):
         _duplicates(shop)
         _failures(shop)
+        _unanswered(shop)
         _dead_letters(shop)
         _busy(shop)
         _replaced(shop)
@@ -139,6 +140,12 @@ def _failures(shop: Shop) -> None:
     with pytest.raises(ExhaustedError, match="no such account"):
         shop.answer("give_up", "e")
     assert shop.effects.count("e") == 2
+
+
+def _unanswered(shop: Shop) -> None:
+    """Nobody knows whether it has had its effect: the probe is asked when it is due again."""
+    assert shop.answer("lose", "lost") is None
+    assert shop.effects.count("lost") == 1
 
 
 def _dead_letters(shop: Shop) -> None:

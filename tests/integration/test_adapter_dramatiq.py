@@ -32,7 +32,7 @@ from oncely import ops
 from oncely.adapters.dramatiq import OnceMiddleware
 from oncely.core import turn
 from oncely.core.errors import ConfigError
-from oncely.core.policy import Policy, at_most_once
+from oncely.core.policy import Policy, at_most_once, effectively_once
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger, open_ledger
 
@@ -212,6 +212,14 @@ def test_failures(
     assert found(ledger, "refund", message.message_id).exhausted
     [letter] = ledger.dead("refund")
     assert (letter.message.id, letter.reason) == (message.message_id, "ValueError: no such account")
+    # Where nobody knows whether it had its effect, it does not run again.
+    held = effectively_once(in_doubt_on=(ValueError,), backoff="10ms")
+    probed = replace(held, on_in_doubt=lambda message: "happened")
+    key = Key("asked", actors.declare("asked", fails=99, once=probed).send("order").message_id)
+    wait_until(lambda: (r := ledger.find(key)) and r.state is State.COMPLETED)
+    actors.declare("held", fails=99, once=held).send("order")
+    wait_until(lambda: left(rabbitmq_url) == (0, 2))
+    assert actors.runs[5:] == [("asked", "order"), ("held", "order")]
 
 
 def test_dead_letter(

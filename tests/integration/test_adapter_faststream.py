@@ -37,7 +37,7 @@ from oncely.adapters.faststream import SESSION, once_middleware
 from oncely.core import turn
 from oncely.core.control import Unrecoverable
 from oncely.core.errors import ConfigError
-from oncely.core.policy import Policy
+from oncely.core.policy import Policy, effectively_once
 from oncely.core.record import Key, State
 from oncely.ledger.ledger import Ledger
 
@@ -234,6 +234,21 @@ def test_backoff(
     assert {each["message_id"] for each in logged} <= {"a"}
     record = found(ledger, "shop.charge", "a")
     assert (record.attempts, record.exhausted) == (runs, bool(dead))
+
+
+def test_an_error_after_which_nobody_knows(url: str, ledger: Ledger) -> None:
+    """What is held is rejected; a probe is asked when the message is due."""
+    policy = effectively_once(backoff="10ms", on_in_doubt=lambda message: message.id)
+    broker = RabbitBroker(url, middlewares=[once_middleware(ledger, "shop", policy=policy)])
+    handled = []
+
+    @broker.subscriber(WORK)
+    async def charge(body: str) -> None:
+        handled.append(body)
+        raise TimeoutError(body)
+
+    deliver(broker, lambda: left(url) == (0, 1), "happened", "unknown")
+    assert len(handled) == 2
 
 
 def test_stopped_while_it_waits(url: str, ledger: Ledger) -> None:

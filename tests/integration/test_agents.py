@@ -50,6 +50,15 @@ def test_call_runs_once(tmp_path: Path, ledger: oncely.Ledger) -> None:
     assert len(done(tmp_path)) == 2
 
 
+def test_unanswered_call_is_in_doubt(tmp_path: Path, ledger: oncely.Ledger) -> None:
+    """The tool raises a timeout after the refund: the model is told at once, and each time."""
+    server = tool_server.made(tmp_path, ledger)
+    for _ in range(2):
+        told = said(call(server, "refund", {"order": "o", "amount": 101}))
+        assert "Nobody knows whether 'refund' happened" in told
+    assert done(tmp_path) == ["refund o 101"]
+
+
 def test_scope_and_key(tmp_path: Path, ledger: oncely.Ledger) -> None:
     """A tool's own Context is given to it; callers of two scopes do not meet."""
     server = tool_server.made(tmp_path, ledger)

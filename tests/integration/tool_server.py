@@ -32,6 +32,8 @@ def made(folder: Path, ledger: oncely.Ledger) -> MCPServer:
         line = note(f"refund {order} {amount}")
         if (folder / "die").exists():
             os.kill(os.getpid(), signal.SIGKILL)
+        if amount > 100:
+            raise TimeoutError("the bank does not answer")
         return line
 
     @server.tool()

@@ -86,7 +86,7 @@ class DeliveryJudge(Judge):
             return True
         if row.state == "failed":
             return self.promises.on_failed == "skip"
-        is_doubt = row.state == "processing" and not is_held(row, event.at)
+        is_doubt = row.state == "processing" and (row.is_unknown or not is_held(row, event.at))
         return is_doubt and self.promises.on_in_doubt in ("hold", "probe")
 
 

@@ -146,6 +146,7 @@ def _row(record: Record | None) -> StoredRow | None:
         record.result,
         record.fingerprint,
         (record.metadata or {}).get("claimed_alone") == record.fence,
+        (record.metadata or {}).get("effect_unknown") == record.fence,
     )
 
 

@@ -23,6 +23,8 @@ class StoredRow(NamedTuple):
     fingerprint: str | None
     is_alone: bool
     """Whether its newest claim says that nothing else was at risk beside it."""
+    is_unknown: bool
+    """Whether it says that its handler raised, and nobody knows what it did."""
 
 
 class Event(NamedTuple):

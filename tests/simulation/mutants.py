@@ -80,13 +80,13 @@ MUTANTS = [
     Mutant(
         "the death of what was claimed alone costs no attempt",
         RULES,
-        "ask.company is not Company.ALONE or _is_marked(record, _ALONE)",
+        "ask.company is not Company.ALONE or _is_marked(record, _ALONE, _UNKNOWN)",
         "ask.company is not Company.ALONE",
     ),
     Mutant(
         "what may have killed a worker is granted in company",
         RULES,
-        "case _ if ask.company in (Company.WINDOW, Company.AGAIN):",
+        "case _ if ask.company in (Company.WINDOW, Company.AGAIN) and not is_told:",
         "case _ if ask.company is Company.AGAIN:",
     ),
     Mutant(
@@ -298,9 +298,10 @@ MUTANTS = [
     Mutant(
         "a dead letter is not kept with its record",
         RETRY_QUEUE,
-        "            case DeadLetter(reason):\n                return self._dead(turn, reason)\n",
         "            case DeadLetter(reason):\n"
-        "                return () if turn.error else self._dead(turn, reason)\n",
+        "                return self.dead_letters(turn, reason)\n",
+        "            case DeadLetter(reason):\n"
+        "                return () if turn.error else self.dead_letters(turn, reason)\n",
         seed=3,
     ),
     Mutant(
@@ -332,6 +333,12 @@ MUTANTS = [
         'may_run_again = progress < Progress.CALLED or policy.on_in_doubt == "retry"',
         "may_run_again = progress <= Progress.CALLED",
         seed=13,
+    ),
+    Mutant(
+        "an error that leaves a doubt is taken for a failure",
+        TURN,
+        "        if leaves_doubt(policy, error, progress):",
+        "        if False:",
     ),
     Mutant(
         "what a handler has sent is dropped",

@@ -78,9 +78,10 @@ class RowJudge(Judge):
             return None if is_same else "a handled message was granted to be handled"
         # A claim that was made in company, and ran out, costs nothing: nobody knows who is guilty.
         is_free = after.is_alone and before.state == "processing" and not before.is_alone
+        is_free = is_free and not before.is_unknown
         if after.state != "processing" or after.attempts != before.attempts + (not is_free):
             return "a claim that does not count its attempt"
-        is_doubtful = before.state == "processing"
+        is_doubtful = before.state == "processing" and not before.is_unknown
         if event.actor.startswith("consumer") and is_doubtful and not after.is_alone:
             return "what may have killed a worker was granted in company"
         if after.attempts > self.promises.tries:
@@ -173,6 +174,8 @@ class RowJudge(Judge):
             is_free = before.is_alone and after.state == "processing"
             is_as_before = before.attempts - after.attempts in ({0, 1} if is_free else {1})
             return None if is_released and is_as_before else "not released to what it was"
+        if after.state == "processing" and after.is_unknown:
+            return "in doubt, and held" if is_held(after, event.at + NEAR_S) else None
         if after.state == "processing":
             return self._wrong_lease(event, after)
         if after.lease_until is not None and after.state != "failed":

@@ -24,6 +24,8 @@ class HolderJudge(Judge):
         """Until when something was wrong with a process."""
         self._final: set[tuple[Any, ...]] = set()
         """Runs after which no other may follow."""
+        self._unknown: set[tuple[Any, ...]] = set()
+        """Runs that have raised, and nobody knows what they did."""
         self._marks = {
             (event.facts["key"], event.actor, event.at)
             for event in self.history.of("row")
@@ -47,8 +49,9 @@ class HolderJudge(Judge):
             case "deferred":
                 is_marked = (facts["key"], event.actor, event.at) in self._marks
                 return None if is_marked else "U4: deferred, and not with the end of its handler"
-            case "raised" if facts["final"]:
-                self._final.add((facts["key"], facts["birth"], facts["fence"]))
+            case "raised" if facts["final"] or facts["unknown"]:
+                runs = self._final if facts["final"] else self._unknown
+                runs.add((facts["key"], facts["birth"], facts["fence"]))
             case "wire" | "ends" | "gives_up":
                 self._troubled[event.actor] = event.at + _NOTICED_S
             case "kill" | "freeze" | "stop" | "interrupt":
@@ -66,14 +69,18 @@ class HolderJudge(Judge):
         if before is None or after.fence > before.fence:
             former = self._owner.get(key)
             self._owner[key] = event.actor, event.at
-            if before is not None and before.state == "processing" and former is not None:
+            is_taken = before is not None and before.state == "processing" and not before.is_unknown
+            if is_taken and former is not None:
                 return self._wrong_loss(*former)
         elif after.birth != before.birth:
             self._owner.pop(key, None)  # It is released, and in doubt again, as it was before.
-        is_last = (key, after.birth, after.fence) in self._final
-        if after.state == "failed" and is_last and not (after.exhausted or is_operator(event)):
+        run = (key, after.birth, after.fence)
+        if after.state != "failed" or is_operator(event):
+            return None
+        if run in self._final and not after.exhausted:
             return "failed permanently, and to be tried again"
-        return None
+        is_doubt = run in self._unknown and self.promises.on_in_doubt in ("hold", "probe")
+        return "said to have failed, and nobody knows" if is_doubt else None
 
     def _wrong_loss(self, former: str, granted_at: float) -> str | None:
         if self._troubled.get(former, -1.0) >= granted_at:
@@ -101,6 +108,7 @@ class RunJudge(Judge):
             if first_body.setdefault(life, facts["other"]) != facts["other"]:
                 yield f"another body under a known id was handled: {event}"
         yield from self._once()
+        yield from self._doubts()
         yield from self._steps()
         yield from self._results()
 
@@ -136,6 +144,23 @@ class RunJudge(Judge):
             starts[event.facts["key"]] += 1
             if starts[event.facts["key"]] > allowed[event.facts["key"]]:
                 yield f"at most once: a second start: {event}"
+
+    def _doubts(self) -> Iterator[str]:
+        """Under `hold` nothing runs again that an error has left in doubt, unless an operator says
+        so; under a probe, nothing that has happened.
+        """
+        left: set[Name] = set()
+        happened = {(e.facts["birth"], e.facts["fence"]) for e in self.history.of("effect")}
+        policy = self.promises.on_in_doubt
+        for event in self.history.of("row", "started"):
+            key, after = event.facts["key"], event.facts.get("after")
+            if event.what == "started":
+                if key in left:
+                    yield f"an effect that was in doubt may be repeated: {event}"
+            elif after is None or is_operator(event):
+                left.discard(key)
+            elif after.is_unknown and (policy == "hold" or (after.birth, after.fence) in happened):
+                left.add(key)
 
     def _steps(self) -> Iterator[str]:
         """A step whose result is kept does not run again."""

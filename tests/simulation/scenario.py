@@ -117,7 +117,7 @@ def _message(draws: random.Random, number: int, lease_s: float) -> Message:
         "number": number,
         "runs_s": runs_s,
         "fails": draws.choice((0, 0, 0, 0, 1, 2, 99)),
-        "error": draws.choice(("plain", "plain", "retry", "final")),
+        "error": draws.choice(("plain", "unknown", "retry", "final")),
         "effect_first": draws.random() < 0.5,
         "steps": draws.choice((0, 1, 1, 2)),
         "step_s": draws.choice((0.05, 1.0, lease_s * 0.7)),

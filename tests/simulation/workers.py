@@ -8,7 +8,7 @@ from tests.simulation.judging import RETRY_S
 from tests.simulation.primitives import SimulatedEvent
 from tests.simulation.scheduler import Scheduler
 
-from oncely.core.control import Retry, Unrecoverable
+from oncely.core.control import EffectUnknown, Retry, Unrecoverable
 from oncely.core.errors import (
     BusyError,
     FencedError,
@@ -69,7 +69,8 @@ class SimulatedHandler:
             result = self._work(message, told)
         except Exception as error:
             self._raised.append(error)
-            self._note("raised", **told, final=isinstance(error, Unrecoverable))
+            kinds = {"final": Unrecoverable, "unknown": EffectUnknown}
+            self._note("raised", **told, **{n: isinstance(error, k) for n, k in kinds.items()})
             raise
         self._note("done", **told)
         return result
@@ -120,8 +121,10 @@ class SimulatedHandler:
                 return Unrecoverable("this can never work")
             case "retry":
                 return Retry("again", timedelta(seconds=RETRY_S))
-            case _:
+            case "plain":
                 return SimulatedFailure("it failed")
+            case _:
+                return EffectUnknown("it may have happened")
 
 
 # ---- Workers -----------------------------------------------------------------------------------

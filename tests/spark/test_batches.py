@@ -199,6 +199,20 @@ def test_in_doubt(
         assert shop.given == [{"a", "b"}, {"a", "b"}]
 
 
+@pytest.mark.parametrize("policy", ["hold", "handlers:batch_happened"])
+def test_an_error_after_which_nobody_knows(
+    frame: Frame, shop: Shop, settings: dict[str, Any], policy: str
+) -> None:
+    """The batch and its messages are in doubt at once; a probe is asked about the batch."""
+    settings |= {"handler_batch": shop, "in_doubt_on": (TimeoutError,), "handler_path": HERE}
+    shop.error = TimeoutError("no answer")
+    assert process(frame("a", "b"), on_in_doubt=policy, **settings).in_doubt == 2
+    shop.error = None
+    report = process(frame("c"), on_in_doubt=policy, **settings)
+    assert report.handled == (1 if policy == "hold" else 3)
+    assert [len(given) for given in shop.given] == [2, 1]
+
+
 @pytest.mark.in_turn("batches")
 def test_in_a_stream(
     spark: "SparkSession", shop: Shop, settings: dict[str, Any], tmp_path: Path

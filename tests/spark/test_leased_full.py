@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.orm import sessionmaker
 from tests.records import granted, record_of
 from tests.spark.tasks import append, is_killed_at, key_of, run_task, use
 
@@ -178,6 +179,27 @@ def test_a_crash_in_the_midst_of_a_chunk(
         case _:
             assert sorted(effects) == ids
             assert (counts.handled, counts.duplicates_input) == (7, 3)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("policy", ["tests.spark.tasks:probe", "hold", "retry"])
+def test_an_error_after_which_nobody_knows(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, policy: str, joins: bool
+) -> None:
+    """It is counted as in doubt, and repeats its effect only under `retry`."""
+    use(tmp_path)
+
+    def handle(message: Message, _: Any = None) -> None:
+        append(message)
+        raise TimeoutError("no answer")
+
+    begins = sessionmaker(create_engine(ledger_url)) if joins else None
+    rules: Any = {"on_in_doubt": policy, "backoff": "10ms", "tries": "2", "drains": True}
+    rules["in_doubt_on"] = "tests.spark.tasks:Message, ValueError, oncely.Unanswered"
+    counts = run_task(ledger, handle, tmp_path, "ab", 5, begins, **rules)
+    is_retry = policy == "retry"
+    assert (len((tmp_path / "effects").read_text().split()) == 2) is not is_retry
+    assert (counts.failed, counts.in_doubt) == (2 * is_retry, 2 * (policy == "hold"))
 
 
 # ---- Too old -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from oncely.core.control import Retry
 from oncely.core.durations import seconds
 from oncely.core.errors import ConfigError
 from oncely.core.policy import POLICY_FIELDS, Policy, at_least_once, at_most_once, effectively_once
+from oncely.core.unanswered import Unanswered
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_defaults() -> None:
         "on_busy": "requeue",
         "lease": "5m",
         "on_in_doubt": "retry",
+        "in_doubt_on": (),
         "on_outage": "pause",
         "on_mismatch": "dead_letter",
         "on_missing_id": "dead_letter",
@@ -128,6 +130,10 @@ def test_unknown_choices(name: str) -> None:
         ("tries", 2.0),
         ("tries", True),
         ("tries", "5"),
+        *(
+            ("in_doubt_on", kinds)
+            for kinds in (TimeoutError, ["TimeoutError"], ("TimeoutError",), None)
+        ),
         ("backoff", ()),
         ("backoff", None),
         ("backoff", -30),
@@ -147,10 +153,11 @@ def test_bad_fields(name: str, value: Any) -> None:
 def test_presets() -> None:
     """Each preset says what repeats: at most once nothing, at least once all, else failures."""
     chosen = [
-        (preset.on_failed, preset.on_in_doubt)
+        (preset.on_failed, preset.on_in_doubt, preset.in_doubt_on)
         for preset in (at_most_once(), at_least_once(), effectively_once())
     ]
-    assert chosen == [("skip", "hold"), ("retry", "retry"), ("retry", "hold")]
+    held = ("retry", "hold", (Unanswered,))
+    assert chosen == [("skip", "hold", ()), ("retry", "retry", ()), held]
 
 
 @pytest.mark.parametrize("preset", [at_most_once, at_least_once, effectively_once])

@@ -17,6 +17,7 @@ from oncely.core.commands import (
     Confirm,
     CountDelivery,
     Discard,
+    Doubt,
     Duplicate,
     EndClaim,
     Exhausted,
@@ -83,6 +84,7 @@ MARK = MarkHandled(CLAIM, "first")
 COMPLETE = Complete(CLAIM, "new")
 FAIL = Fail(CLAIM, "no")
 FINAL = Fail(CLAIM, "no", final=True)
+DOUBT = Doubt(CLAIM, "no")
 RELEASE = Release(CLAIM)
 EXTEND = Extend(CLAIM, 20.0)
 FINISH = Finish(KEY)
@@ -189,7 +191,8 @@ DISCARDED = then(
 )
 """An operator lets it fail permanently."""
 NO = {"tenant": "a", "error": "no"}
-DOUBT = {"tenant": "a", "error": "in doubt: a claim ran out"}
+UNKNOWN = {**NO, "effect_unknown": 3}
+OVER = {"tenant": "a", "error": "in doubt: a claim ran out"}
 PROCESSING = State.PROCESSING
 SENT = State.COMPLETED
 
@@ -237,6 +240,14 @@ CELLS: list[Row] = [
     (FAILED,    FAIL,     12,   Written,   SAME),
     (EXHAUSTED, FAIL,     12,   Written,   SAME),
     (COMPLETED, FAIL,     12,   Fenced,    SAME),
+
+    (ABSENT,    DOUBT,    12,   Fenced,    SAME),
+    (HELD,      DOUBT,    9,    Written,   then(PROCESSING, lease_until=9.0, metadata=UNKNOWN)),
+    (IN_DOUBT,  DOUBT,    12,   Written,   then(PROCESSING, lease_until=12.0, metadata=UNKNOWN)),
+    (HANDLED,   DOUBT,    12,   Fenced,    SAME),
+    (FAILED,    DOUBT,    12,   Fenced,    SAME),
+    (EXHAUSTED, DOUBT,    12,   Fenced,    SAME),
+    (COMPLETED, DOUBT,    12,   Fenced,    SAME),
 
     (ABSENT,    RELEASE,  12,   Fenced,    SAME),
     (HELD,      RELEASE,  9,    Written,   TAKEN_BACK),
@@ -354,7 +365,7 @@ POLICIES: list[Row] = [
     # What is in doubt.
     (IN_DOUBT,  under(on_in_doubt="retry"),        12,  Granted,   AGAIN),
     (IN_DOUBT,  under(on_in_doubt="hold"),         12,  InDoubt,   SAME),
-    (IN_DOUBT,  under(on_in_doubt="dead_letter"),  12,  Exhausted, {**GIVEN_UP, "metadata": DOUBT}),
+    (IN_DOUBT,  under(on_in_doubt="dead_letter"),  12,  Exhausted, {**GIVEN_UP, "metadata": OVER}),
     (IN_DOUBT,  probed("happened"),                12,  Duplicate, then(SENT, lease_until=None)),
     (IN_DOUBT,  probed("not_happened"),            12,  Granted,   AGAIN),
     (IN_DOUBT,  probed("unknown"),                 12,  InDoubt,   SAME),
@@ -484,7 +495,7 @@ COMPANIES: list[Row] = [
     (IN_DOUBT,  alone(probed("happened")),         12,  Duplicate, then(SENT, lease_until=None)),
     (IN_DOUBT,  in_window(HOLD),                   12,  InDoubt,   SAME),
     (IN_DOUBT,  alone(HOLD),                       12,  InDoubt,   SAME),
-    (IN_DOUBT,  in_window(ASIDE),                  12,  Exhausted, {**GIVEN_UP, "metadata": DOUBT}),
+    (IN_DOUBT,  in_window(ASIDE),                  12,  Exhausted, {**GIVEN_UP, "metadata": OVER}),
     # All else is answered in any company.
     *((HELD, command, 9, Busy, SAME) for command in (WINDOW, AGAIN_HERE, ALONE)),
     *((HANDLED, command, 12, Handled, SEND) for command in (WINDOW, AGAIN_HERE, ALONE)),
@@ -643,12 +654,39 @@ def test_an_effect_that_may_be_committed_is_in_doubt(ask: Acquire) -> None:
         assert isinstance(outcome, InDoubt | Exhausted)
 
 
+TOLD: list[tuple[Command, type[Outcome], State]] = [
+    (DOUBT, Written, PROCESSING),  # Its answer was lost.
+    (EXTEND, Fenced, PROCESSING),  # A heartbeat that comes late.
+    # No worker has died of it: it costs its attempt, and is no suspect.
+    (in_window(ASK), Granted, PROCESSING),
+    (alone(under(tries=2)), Exhausted, State.FAILED),
+    (in_window(probed("happened")), Duplicate, SENT),
+    (in_window(probed("not_happened")), Granted, PROCESSING),
+    (replace(HOLD, token=BIRTH >> 24), InDoubt, PROCESSING),  # By a process that continues.
+]
+
+
+@pytest.mark.parametrize(("command", "answered", "state"), TOLD)
+@pytest.mark.parametrize("ahead", [{}, {"claimed_ahead": 3}])
+def test_an_error_that_leaves_a_doubt(
+    command: Command, answered: type[Outcome], state: State, ahead: dict[str, int]
+) -> None:
+    """It is in doubt, also where its transaction was rolled back, or a later claim given back."""
+    told = decide(BASE._replace(metadata=ahead), DOUBT, 9).new
+    outcome, new, _ = decide(told, command, 12)
+    assert (type(outcome), new and new.state) == (answered, state)
+    if isinstance(outcome, Granted):
+        assert outcome.claim.attempts == 3
+        released = decide(new, Release(outcome.claim), 13).new
+        assert isinstance(decide(released, replace(HOLD, token=20), 14).outcome, InDoubt)
+
+
 def test_every_cell_has_a_row() -> None:
     """The rows above cover every cell of the table, each once."""
     cells = [(type(command), stand) for stand, command, *_ in CELLS]
     assert len(cells) == len(set(cells))
     assert set(cells) == {(command, stand) for command in TABLE for stand in Standing}
-    held = (Confirm, MarkHandled, Complete, Fail, Release, Extend)
+    held = (Confirm, MarkHandled, Complete, Fail, Doubt, Release, Extend)
     others = (Finish, CountDelivery, Reset, Happened, EndClaim, Discard, Forget)
     assert set(cells) == set(product((Acquire, *held, *others), Standing))
     assert {stand for stand, command, *_ in REPETITIONS if command is OWN} == set(Standing) - {

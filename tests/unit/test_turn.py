@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from oncely.core.commands import Acquire, Duplicate, Granted, Handled, InDoubt
-from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.control import EffectUnknown, Reject, Retry, Unrecoverable
 from oncely.core.errors import (
     BusyError,
     ContentionError,
@@ -223,10 +223,16 @@ RETRY = Policy(tries=3, backoff=["1s", "2s"])
 SKIP = replace(RETRY, on_failed="skip")
 DEAD = replace(RETRY, on_failed="dead_letter")
 HOLD = replace(RETRY, on_in_doubt="hold")
+LATE = replace(HOLD, in_doubt_on=(TimeoutError,), tries=1)
+ASIDE = replace(LATE, on_in_doubt="dead_letter")
+PROBE = replace(LATE, on_in_doubt=lambda _: "unknown")
+ANY = replace(LATE, in_doubt_on=(Exception,))
 ENDLESS = replace(RETRY, tries=None)
 WAITING, STARTED, RUNNING, CALLED = Progress
 AGAIN = Delay(AGAIN_S)
 NO = ValueError("no")
+WHO = EffectUnknown("who")
+OUT = TimeoutError("out")
 
 # fmt: off
 ENDS: list[tuple[Policy, int, BaseException | None, Progress, bool, End, Verdict, Counted]] = [
@@ -257,6 +263,15 @@ ENDS: list[tuple[Policy, int, BaseException | None, Progress, bool, End, Verdict
     (HOLD,    1,       SystemExit(3),            CALLED,  True,     End.LEFT,       AGAIN,                            Counted.GIVEN_BACK),
     (HOLD,    1,       SystemExit(3),            RUNNING, True,     End.RELEASED,   AGAIN,                            Counted.GIVEN_BACK),
     (HOLD,    1,       SystemExit(3),            CALLED,  False,    End.FAILED,     Delay(1.0),                       Counted.RETRIED),
+    (RETRY,   1,       WHO,                      CALLED,  False,    End.FAILED,     Delay(1.0),                       Counted.RETRIED),
+    (HOLD,    1,       WHO,                      CALLED,  False,    End.IN_DOUBT,   DeadLetter("EffectUnknown: who"), Counted.IN_DOUBT),
+    (LATE,    9,       OUT,                      CALLED,  False,    End.IN_DOUBT,   DeadLetter("TimeoutError: out"),  Counted.IN_DOUBT),
+    (LATE,    1,       OUT,                      RUNNING, False,    End.EXHAUSTED,  DeadLetter("TimeoutError: out"),  Counted.FAILED),
+    (ANY,     1,       NO,                       CALLED,  False,    End.IN_DOUBT,   DeadLetter("ValueError: no"),     Counted.IN_DOUBT),
+    (ANY,     1,       Retry("no"),              CALLED,  False,    End.EXHAUSTED,  DeadLetter("Retry: no"),          Counted.FAILED),
+    (ASIDE,   1,       OUT,                      CALLED,  False,    End.EXHAUSTED,  DeadLetter("TimeoutError: out"),  Counted.FAILED),
+    (PROBE,   2,       OUT,                      CALLED,  False,    End.IN_DOUBT,   Delay(2.0),                       Counted.IN_DOUBT),
+    (PROBE,   2,       ExceptionGroup("", [NO, OUT]), CALLED, False, End.IN_DOUBT,  Delay(2.0),                       Counted.IN_DOUBT),
 ]
 REFUSALS = [
     (BusyError("why"),        AGAIN,                              Counted.GIVEN_BACK),

@@ -13,7 +13,7 @@ from oncely.core.errors import ConfigError, OncelyError, StoreError, describe
 from oncely.core.message import Message
 from oncely.core.record import Key, Record, State
 from oncely.core.turn import Turn, after_refusal
-from oncely.core.verdicts import Ack, Verdict
+from oncely.core.verdicts import Ack, Counted, Verdict
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.failures import log_failure
@@ -162,14 +162,18 @@ class Attempt:
         ledger.mailbox.keep((), [replace(row, destination=self._kind) for row in rows])
 
     def verdict(self, error: Exception) -> Verdict | None:
-        """What follows after `error` was raised; None if the handler itself has failed."""
+        """What follows after `error` was raised; None if the handler itself has just failed."""
+        ending = self.turn.ending
         if error is self.turn.error:
-            return None
+            is_doubt = ending is not None and ending.counted is Counted.IN_DOUBT
+            if is_doubt:
+                self.log_failure(error)
+            return self.own_verdict if is_doubt else None
         if isinstance(error, StoreError):
             self._lifecycle.outage.met(error, "claims")
-        if self._source is not None and self.turn.ending is not None:
+        if self._source is not None and ending is not None:
             # Also an error of a database whose transaction lost a race, or that was down.
-            return self.turn.ending.verdict
+            return ending.verdict
         return after_refusal(error).verdict if isinstance(error, OncelyError) else None
 
     def log_failure(self, error: Exception) -> None:
@@ -179,7 +183,7 @@ class Attempt:
             "consumer": self._lifecycle.consumer,
             "attempt": None if self.turn.claim is None else self.turn.claim.attempts,
         }
-        log_failure(_log, error, self.own_verdict, values)
+        log_failure(_log, error, self.turn.ending, values)
 
     @property
     def own_verdict(self) -> Verdict:

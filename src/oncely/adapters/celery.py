@@ -20,7 +20,7 @@ from oncely.core.errors import ConfigError
 from oncely.core.ids import Id, id_of_key
 from oncely.core.message import Message
 from oncely.core.policy import Policy
-from oncely.core.turn import Turn
+from oncely.core.turn import Turn, leaves_doubt
 from oncely.core.verdicts import Delay
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
@@ -162,6 +162,10 @@ class OnceTask(Task):  # type: ignore[misc]  # It has no types.
                 # The task has set its state itself, or has replaced itself by another task.
                 ignored.append(raised)
                 return _IGNORED
+            except Retry as again:
+                if again.exc is None or not leaves_doubt(self._lifecycle.policy, again.exc):
+                    raise
+                raise again.exc from None  # Celery's retry meets the record in doubt.
 
         attempt.run(call)
         if ignored:

@@ -16,7 +16,8 @@ from oncely.core import errors
 from oncely.core.durations import Duration
 from oncely.core.fingerprint import content_of
 from oncely.core.ids import Id, fingerprint_of, id_of_key
-from oncely.core.policy import Policy
+from oncely.core.policy import Policy, effectively_once
+from oncely.core.turn import leaves_doubt
 from oncely.lifecycle.wrapping import check_function, is_async, name_of
 from oncely.once import once
 
@@ -44,7 +45,7 @@ def once_tool(
     key: Callable[..., Id] | None = None,
     scope: Callable[[Any], str] | None = None,
     lease: Duration | None = None,
-    policy: Policy = Policy(on_in_doubt="hold"),
+    policy: Policy = effectively_once(),
 ) -> Callable[[F], F]:
     """Run a tool, sync or async, once for each call; a repeated call gets the first one's result.
 
@@ -86,12 +87,12 @@ def once_tool(
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with _in_words(tool, kwargs.pop(_CONTEXT, None)):
+            with _in_words(tool, policy, kwargs.pop(_CONTEXT, None)):
                 return guarded(*args, **kwargs)
 
         @functools.wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            with _in_words(tool, kwargs.pop(_CONTEXT, None)):
+            with _in_words(tool, policy, kwargs.pop(_CONTEXT, None)):
                 return await guarded(*args, **kwargs)
 
         made: Any = run_async if is_async(function) else run
@@ -108,10 +109,12 @@ def once_tool(
 
 
 @contextmanager
-def _in_words(tool: str, context: object) -> Iterator[None]:
+def _in_words(tool: str, policy: Policy, context: object) -> Iterator[None]:
     _context.set(context)
     try:
         yield
-    except tuple(_WORDS) as error:
-        words = next(words for kind, words in _WORDS.items() if isinstance(error, kind))
-        raise ToolError(words.format(tool)) from error
+    except Exception as error:
+        words = [words for kind, words in _WORDS.items() if isinstance(error, kind)]
+        if not words and not leaves_doubt(policy, error):
+            raise
+        raise ToolError((words or [_DOUBT])[0].format(tool)) from error

@@ -18,6 +18,8 @@ class ConsumerReport:
     """Deliveries whose handler failed, and that are not retried."""
     retried: int = 0
     """Deliveries whose handler failed, and that are retried."""
+    in_doubt: int = 0
+    """Deliveries whose handler failed, and nobody knows whether it had its effect."""
     dead_lettered: int = 0
     """Deliveries that became dead letters: the handler failed, or could not run."""
     deferred_sent: int = 0

@@ -13,7 +13,7 @@ from oncely.consumer.settings import ConsumerSettings
 from oncely.consumer.turn import DeliveryTurn, current_turn
 from oncely.core.errors import ConfigError, FencedError, MessageError
 from oncely.core.message import Message, Processing, entered
-from oncely.core.turn import Progress, TurnState, Untracked
+from oncely.core.turn import Progress, TurnState, Untracked, leaves_doubt
 from oncely.ledger.driver import Driver
 from oncely.lifecycle.handler_context import UntrackedContext, context_of
 from oncely.lifecycle.transacting import run, run_async, run_together
@@ -173,7 +173,10 @@ class TogetherRunner(Runner):
         try:
             for handler, those in by_handler.items():
                 ended(handler, [turn.message for turn in those], those[0].link)
-        except BaseException:  # noqa: BLE001 - each message is tried alone then.
+        except BaseException as error:  # noqa: BLE001 - each message is tried alone then.
+            if leaves_doubt(self._settings.policy, error):
+                for turn in those:  # It may have had its effect for any of them.
+                    turn.raised(error)
             _log.info(
                 "a handler of several messages failed: %(reason)s; each message is tried alone",
                 exc_info=True,

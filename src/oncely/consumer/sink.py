@@ -15,12 +15,12 @@ from oncely.consumer.turn import DeliveryTurn
 from oncely.core.errors import BrokerRefused, OncelyError, StoreDenied, StoreError, TransportError
 from oncely.core.errors_by_kind import with_error
 from oncely.core.verdicts import (
+    KEPT,
     Ack,
     Acknowledgement,
     Counted,
     DeadLetter,
     Delay,
-    End,
     Ending,
     Reject,
     Requeue,
@@ -76,6 +76,8 @@ class DeliverySink:
             case Counted.FAILED | Counted.REJECTED:
                 report.failed += 1
                 listeners = settings.on_failed
+            case Counted.IN_DOUBT:
+                report.in_doubt += 1
         error = turn.error or turn.refusal
         report.errors = with_error(report.errors, error)
         told: dict[str, Any] = {
@@ -94,7 +96,7 @@ class DeliverySink:
                 extra={"event": "refused", **told},
             )
         else:
-            log_failure(_log, error, ending.verdict, told)
+            log_failure(_log, error, ending, told)
         for listener in listeners:
             try:
                 listener(error, turn.message)
@@ -163,5 +165,4 @@ class DeliverySink:
         if self._retries is None or turn.ending is None:
             return False
         end, verdict, _ = turn.ending
-        is_stored = end in (End.FAILED, End.EXHAUSTED)
-        return turn.waits or is_stored or isinstance(verdict, DeadLetter)
+        return turn.waits or end in KEPT or isinstance(verdict, DeadLetter)

@@ -189,7 +189,8 @@ class DeliverySource:
         return turns
 
     def renew(self, turn: DeliveryTurn) -> None:
-        was_tried = turn.ending is not None and turn.ending.counted is Counted.RETRIED
+        ended_as = turn.ending and turn.ending.counted
+        was_tried = ended_as in (Counted.RETRIED, Counted.IN_DOUBT)
         turn.deliveries += was_tried
         self._report.received += was_tried
         turn.begins_anew()

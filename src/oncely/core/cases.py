@@ -18,6 +18,7 @@ from oncely.core.commands import (
     Command,
     Company,
     Complete,
+    Doubt,
     Extend,
     Fail,
     Granted,
@@ -79,7 +80,7 @@ def terms_of(command: Command, horizon: float | None) -> Hashable:
             return None
         is_old = horizon is not None and is_too_old(command, horizon)
         return Acquire, command.lease_s, command.worker, is_old
-    if not isinstance(command, Held):
+    if not isinstance(command, Held) or isinstance(command, Doubt):
         return None
     kind, claim = type(command), command.claim
     if isinstance(command, Complete):

@@ -103,6 +103,13 @@ class Fail(Held):
 
 
 @dataclass(slots=True)
+class Doubt(Held):
+    """The handler has raised, and nobody knows whether it has had its effect."""
+
+    error: str
+
+
+@dataclass(slots=True)
 class Release(Held):
     """Give the claim back as if it had never been granted."""
 

@@ -21,3 +21,7 @@ class Reject(OncelyError):
 
 class Unrecoverable(OncelyError):
     """The message has failed, and no retry can help."""
+
+
+class EffectUnknown(OncelyError):
+    """Nobody knows whether the effect has happened: the message is in doubt."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 from oncely.core.durations import Duration, lease_seconds, seconds
 from oncely.core.errors import ConfigError
 from oncely.core.message import Message
+from oncely.core.unanswered import Unanswered
 
 Finding = Literal["happened", "not_happened", "unknown"]
 """What a probe found out about the effect of a claim in doubt."""
@@ -53,6 +54,9 @@ class Policy:
     on_in_doubt: OnInDoubt | Probe = "retry"
     """What happens to a message whose claim ran out. A probe is a function that finds out whether
     the effect happened."""
+    in_doubt_on: tuple[type[BaseException], ...] = ()
+    """Exceptions of a handler after which nobody knows whether the effect happened: `on_in_doubt`
+    decides at once, instead of a retry. `EffectUnknown` is always one of them."""
     on_outage: OnOutage = "pause"
     """The ledger cannot be reached: wait for it, or run the handler without a claim."""
     on_mismatch: OnMismatch = "dead_letter"
@@ -77,6 +81,9 @@ class Policy:
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_tries(self.tries)
+        kinds: Any = self.in_doubt_on
+        if kinds != () and not (isinstance(kinds, tuple) and all(map(inspect.isclass, kinds))):
+            raise ConfigError(f"in_doubt_on: {kinds!r} is not (TimeoutError,), or other exceptions")
         lease_seconds(self.lease)
         seconds(self.retention, "retention")
         seconds(self.wait_unknown, "wait_unknown")
@@ -163,7 +170,5 @@ def at_least_once(**changes: Any) -> Policy:
 
 
 def effectively_once(**changes: Any) -> Policy:
-    """For effects that commit together with the claim: what failed runs again, what is in doubt is
-    held.
-    """
-    return replace(Policy(on_in_doubt="hold"), **changes)
+    """For effects that are neither lost nor repeated: what is in doubt, or unanswered, is held."""
+    return replace(Policy(on_in_doubt="hold", in_doubt_on=(Unanswered,)), **changes)

@@ -11,7 +11,7 @@ Acquire by its token (`REPEATED`, below the table), a claim's command by what it
     standing    the record is
     ABSENT      not there
     HELD        processing, and its lease has not run out
-    IN_DOUBT    processing, and its lease has run out: nobody knows whether the effect happened
+    IN_DOUBT    processing, and its lease is over: nobody knows whether the effect happened
     HANDLED     handled: its deferred messages may wait to be sent
     FAILED      failed; another try may follow
     EXHAUSTED   failed permanently
@@ -33,6 +33,7 @@ from oncely.core.commands import (
     Confirm,
     CountDelivery,
     Discard,
+    Doubt,
     Duplicate,
     EndClaim,
     Exhausted,
@@ -197,7 +198,7 @@ def _grant_again(record: Record, ask: Acquire, now: float) -> Decision:
 def _grant_after_death(record: Record, ask: Acquire, now: float) -> Decision:
     # A message that kills its worker never reaches Fail: attempts are counted and limited here. Of
     # claims in company, nobody knows which handler has killed the worker.
-    costs = ask.company is not Company.ALONE or _is_marked(record, _ALONE)
+    costs = ask.company is not Company.ALONE or _is_marked(record, _ALONE, _UNKNOWN)
     spent = record.attempts if costs else record.attempts - 1
     if not ask.policy.is_spent(spent):
         return _grant(record, ask, spent + 1, now)
@@ -228,6 +229,8 @@ _ALONE = "claimed_alone"
 """In metadata: the fence of the last claim that was made alone."""
 _AHEAD = "claimed_ahead"
 """The same of a claim that was committed before the transaction of its handler began."""
+_UNKNOWN = "effect_unknown"
+"""The same of a claim whose handler has raised, so that nobody knows whether it had its effect."""
 
 
 def _marked(
@@ -239,12 +242,15 @@ def _marked(
     return {**(metadata or {}), _AHEAD: fence} if ask.is_ahead else metadata
 
 
-def _is_marked(record: Record, mark: str) -> bool:
-    """Whether the newest claim was made so."""
-    return record.metadata is not None and record.metadata.get(mark) == record.fence
+def _is_marked(record: Record, *marks: str) -> bool:
+    """Whether one of these marks is of the newest claim."""
+    kept = record.metadata
+    return kept is not None and any(kept.get(mark) == record.fence for mark in marks)
 
 
 def _grant_the_same(record: Record, ask: Acquire, now: float) -> Decision:
+    if _is_marked(record, _UNKNOWN):
+        return _after_doubt(record, ask, now)  # Its handler has ended.
     change = Change(record.version + 1, {"lease_s": ask.lease_s, "worker": ask.worker})
     if _is_marked(record, _AHEAD) and not ask.is_ahead:
         # What its handler did may be committed after all.
@@ -375,12 +381,16 @@ def _ask_after_failure(record: Record, ask: Acquire, now: float) -> Decision:
 
 
 def _after_doubt(record: Record, ask: Acquire, now: float) -> Decision:
-    match "retry" if _is_marked(record, _AHEAD) else ask.policy.on_in_doubt:
+    # What an error has left in doubt has killed no worker, and is not undone with a transaction.
+    is_told = _is_marked(record, _UNKNOWN)
+    was_undone = _is_marked(record, _AHEAD) and not is_told
+    match "retry" if was_undone else ask.policy.on_in_doubt:
         case "hold":
             return Decision(InDoubt(record))
         case "dead_letter":
-            return _exhaust(record, ask, "in doubt: a claim ran out", now)
-        case _ if ask.company in (Company.WINDOW, Company.AGAIN):
+            why = None if is_told else "in doubt: a claim ran out"
+            return _exhaust(record, ask, why, now)
+        case _ if ask.company in (Company.WINDOW, Company.AGAIN) and not is_told:
             return Decision(Suspect(record))
         case "retry":
             return _grant_after_death(record, ask, now)
@@ -437,6 +447,14 @@ def _fail(record: Record, fail: Fail, _: float) -> Decision:
     return _written(change)
 
 
+def _doubt(record: Record, doubt: Doubt, now: float) -> Decision:
+    if _is_marked(record, _UNKNOWN):
+        return _again(record, doubt, now)
+    # As if the lease had run out now: whatever knows what is in doubt knows this record, too.
+    metadata = {**noted(record.metadata, doubt.error), _UNKNOWN: record.fence}
+    return _written(Change(record.version + 1, {"lease_s": 0.0, "metadata": metadata}))
+
+
 def _release(record: Record, release: Release, _: float) -> Decision:
     former = release.claim.former
     if former is None:
@@ -462,11 +480,13 @@ def _release(record: Record, release: Release, _: float) -> Decision:
 
 def _with_marks_of(former: Record, fence: int) -> Mapping[str, Any] | None:
     """Its metadata, where the claim before is the one with that fence from now on."""
-    marks = {mark: fence for mark in (_ALONE, _AHEAD) if _is_marked(former, mark)}
+    marks = {mark: fence for mark in (_ALONE, _AHEAD, _UNKNOWN) if _is_marked(former, mark)}
     return {**(former.metadata or {}), **marks} if marks else former.metadata
 
 
-def _extend(record: Record, extend: Extend, _: float) -> Decision:
+def _extend(record: Record, extend: Extend, now: float) -> Decision:
+    if _is_marked(record, _UNKNOWN):
+        return _fenced(record, extend, now)
     return _written(Change(record.version + 1, {"lease_s": extend.lease_s}))
 
 
@@ -638,6 +658,7 @@ TABLE: Mapping[type[Command], Sequence[_Rule]] = {
     MarkHandled:   _row(_fenced,      _mark_handled,   _mark_handled, _again,         _fenced,        _fenced,    _again),
     Complete:      _row(_fenced,      _complete,       _complete,     _complete,      _fenced,        _fenced,    _again),
     Fail:          _row(_fenced,      _fail,           _fail,         _fenced,        _again,         _again,     _fenced),
+    Doubt:         _row(_fenced,      _doubt,          _doubt,        _fenced,        _fenced,        _fenced,    _fenced),
     Release:       _row(_fenced,      _release,        _release,      _again,         _fenced,        _fenced,    _fenced),
     Extend:        _row(_fenced,      _extend,         _extend,       _again,         _fenced,        _fenced,    _fenced),
     Finish:        _row(_refuse,      _refuse,         _refuse,       _finish,        _refuse,        _refuse,    _again),

@@ -33,7 +33,7 @@ from oncely.core.commands import (
     InDoubt,
     Suspect,
 )
-from oncely.core.control import Reject, Retry, Unrecoverable
+from oncely.core.control import EffectUnknown, Reject, Retry, Unrecoverable
 from oncely.core.durations import seconds
 from oncely.core.errors import (
     BusyError,
@@ -396,6 +396,8 @@ def after_end(
     Exception (SystemExit, CancelledError) something other than a failed attempt.
     """
     if error is not None and not (is_stopping and not isinstance(error, Exception)):
+        if leaves_doubt(policy, error, progress):
+            return _after_unknown(policy, attempts, error)
         return _after_failure(policy, attempts, error)
     if error is not None or progress is Progress.WAITING:
         return after_stop(policy, progress)
@@ -405,6 +407,32 @@ def after_end(
 
 
 _HANDLED = Ending(End.COMPLETED, Ack(), Counted.HANDLED)
+
+
+def leaves_doubt(
+    policy: Policy, error: BaseException, progress: Progress = Progress.CALLED
+) -> bool:
+    """Whether nobody knows what a handler that came so far has done before it raised `error`, and
+    the policy does not just retry.
+    """
+    if policy.on_in_doubt == "retry":
+        return False
+    if isinstance(error, BaseExceptionGroup):
+        return any(leaves_doubt(policy, each, progress) for each in error.exceptions)
+    is_said = isinstance(error, Retry | Reject | Unrecoverable | MessageError)
+    is_listed = isinstance(error, policy.in_doubt_on) and progress is Progress.CALLED
+    return isinstance(error, EffectUnknown) or (is_listed and not is_said)
+
+
+def _after_unknown(policy: Policy, attempts: int, error: BaseException) -> Ending:
+    match policy.on_in_doubt:
+        case "hold":
+            return Ending(End.IN_DOUBT, DeadLetter(describe(error)), Counted.IN_DOUBT)
+        case "dead_letter":
+            return Ending(End.EXHAUSTED, DeadLetter(describe(error)), Counted.FAILED)
+        case _:
+            # Not at once: what was asked for may still be happening, and the service be away.
+            return Ending(End.IN_DOUBT, Delay(policy.delay_s(attempts)), Counted.IN_DOUBT)
 
 
 def _after_failure(policy: Policy, attempts: int, error: BaseException) -> Ending:

@@ -50,9 +50,14 @@ class End(Enum):
     FAILED = auto()
     EXHAUSTED = auto()
     """Failed permanently: no further try is granted."""
+    IN_DOUBT = auto()
     RELEASED = auto()
     LEFT = auto()
     """Nothing: there is no claim, or its lease runs out, and the message is in doubt."""
+
+
+KEPT = (End.FAILED, End.EXHAUSTED, End.IN_DOUBT)
+"""After these the message itself is kept, where the ledger keeps messages."""
 
 
 class Counted(Enum):
@@ -64,6 +69,8 @@ class Counted(Enum):
     """The handler failed, and is tried again."""
     FAILED = auto()
     """The handler failed permanently."""
+    IN_DOUBT = auto()
+    """The handler failed, and nobody knows whether it has had its effect."""
     REJECTED = auto()
     """The message is unusable, as its handler or its id says."""
     SET_ASIDE = auto()

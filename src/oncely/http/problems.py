@@ -109,8 +109,7 @@ IN_DOUBT = Problem(
     409,
     "idempotency_in_doubt",
     "The first request under this Idempotency-Key is in doubt",
-    "the server stopped while it was processed, and it is not known whether it had its "
-    "effect: it does not run again until that is decided",
+    "it is not known whether it had its effect: it does not run again until that is decided",
 )
 FAILED_PERMANENTLY = Problem(
     "failed",

@@ -16,10 +16,11 @@ from typing import Any, TypeVar, cast
 from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely.core.commands import Duplicate, Handled
+from oncely.core.control import EffectUnknown
 from oncely.core.errors import ConfigError, EndedError, OncelyError, describe
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.rules import is_newest
-from oncely.core.turn import WITHDRAWN, Turn
+from oncely.core.turn import WITHDRAWN, Turn, leaves_doubt
 from oncely.http import problems
 from oncely.http.answers import EVENT_STREAM, STREAMED, HttpAnswer, answer_of, by_name, to_keep
 from oncely.http.http_request import HttpRequest
@@ -48,6 +49,10 @@ class ErrorAnswer(OncelyError):
         why = "" if cause is None else f": {describe(cause)}"
         super().__init__(f"answered {answer.line}{why}")
         self.answer = answer
+
+
+class UnknownAnswer(ErrorAnswer, EffectUnknown):
+    """The same, where nobody knows whether it has had its effect."""
 
 
 class _End(Enum):
@@ -315,7 +320,9 @@ class RequestState(Work):
         reason = self.why_passed or self.reason_to_pass(len(answer.body))
         if not self._requests.keeps(answer.status):
             if answer.status >= 500:
-                raise ErrorAnswer(answer, self.cause)
+                cause, policy = self.cause, self._lifecycle.policy
+                is_doubt = cause is not None and leaves_doubt(policy, cause)
+                raise (UnknownAnswer if is_doubt else ErrorAnswer)(answer, cause)
             self.turn.ended_as(WITHDRAWN)
         elif reason is None:
             self.result = self._kept(answer)

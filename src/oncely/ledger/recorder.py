@@ -26,6 +26,7 @@ from oncely.core.activity import BOUNDS_S, LATE_S, PERIOD_S, Activity, AuditEntr
 from oncely.core.commands import (
     Command,
     Complete,
+    Doubt,
     Duplicate,
     Fail,
     Fenced,
@@ -191,9 +192,11 @@ class Recorder:
                 self._counted.append((consumer, _DUPLICATES, len(keys)))
             case InDoubt():
                 self._counted.append((consumer, _IN_DOUBT, len(keys)))
-            case Fenced() | Written() if isinstance(command, Release) or isinstance(
+            case Fenced() | Written() if isinstance(command, Release | Doubt) or isinstance(
                 outcome, Fenced
             ):
+                if isinstance(command, Doubt) and isinstance(outcome, Written):
+                    self._counted.append((consumer, _IN_DOUBT, len(keys)))
                 for key in keys:
                     self._claimed.pop(key, None)
             case Written(is_repeated=False) if isinstance(command, MarkHandled | Complete | Fail):

@@ -19,6 +19,7 @@ from oncely.core.commands import (
     ClaimOutcome,
     Company,
     Complete,
+    Doubt,
     Extend,
     Fail,
     Fenced,
@@ -52,7 +53,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State, claim_of
 from oncely.core.turn import Progress, Turn, TurnState, recorded
-from oncely.core.verdicts import Counted, Delay, End, Ending
+from oncely.core.verdicts import KEPT, Counted, Delay, End, Ending
 from oncely.core.waiting import QueuedRow, WaitingMessage
 from oncely.ledger.arguments import (
     Write,
@@ -93,9 +94,6 @@ _R = TypeVar("_R")
 _claim_of: Callable[[Turn], Claim | None] = attrgetter("claim")
 _claim_in: Callable[[Write], Claim] = attrgetter("command.claim")
 _command_of: Callable[[Turn | Write], Any] = attrgetter("command")
-
-_KEPT = (End.FAILED, End.EXHAUSTED)
-"""After these the message itself is kept, where the ledger keeps messages."""
 
 
 @dataclass(kw_only=True)
@@ -402,7 +400,7 @@ class Lifecycle:
         try:
             for pair in self._writes(turns):
                 (with_rows if pair[1].has_rows else plain).append(pair)
-                is_done = is_done or not isinstance(pair[1].command, Release | Fail)
+                is_done = is_done or not isinstance(pair[1].command, Release | Fail | Doubt)
             if is_done:
                 reached("before_completed")
             for pairs in (plain, with_rows):
@@ -587,11 +585,14 @@ class Lifecycle:
             # A message that was delivered again may also wait, from an earlier attempt.
             is_over = self.retry_queue is not None and (turn.taken is not None or claim.fence > 1)
             return Write(command, sent, is_over, removed)
-        if ending.end is End.RELEASED or self.forgets_failures:
+        is_doubt = ending.end is End.IN_DOUBT
+        if ending.end is End.RELEASED or (self.forgets_failures and not is_doubt):
             return Write(Release(claim), removed=removed)
         queue, verdict = self.retry_queue, ending.verdict
         retry_s = verdict.delay_s if queue is not None and isinstance(verdict, Delay) else None
         command = Fail(claim, recorded(turn.error), ending.end is End.EXHAUSTED, retry_s)
+        if is_doubt:
+            command = Doubt(claim, recorded(turn.error))
         return Write(command, () if queue is None else queue.rows_of(turn), removed=removed)
 
     # ---- What was taken from a queue in the same database ----------------------------------------
@@ -604,7 +605,7 @@ class Lifecycle:
     def _removed(self, turn: Turn) -> QueuedRow | None:
         """The same, where the commit that ends this turn removes it."""
         end = turn.ending.end if turn.ending else End.LEFT
-        is_removed = end is End.COMPLETED or (self.retry_queue is not None and end in _KEPT)
+        is_removed = end is End.COMPLETED or (self.retry_queue is not None and end in KEPT)
         return self._queued(turn) if is_removed else None
 
     # ---- Messages that did not run -------------------------------------------------------------

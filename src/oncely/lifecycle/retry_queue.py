@@ -18,7 +18,7 @@ from oncely.core.ids import MAX_ID_LENGTH
 from oncely.core.message import Message
 from oncely.core.record import Key
 from oncely.core.turn import Turn
-from oncely.core.verdicts import Ack, DeadLetter, Delay, End, Requeue
+from oncely.core.verdicts import KEPT, Ack, DeadLetter, Delay, End, Requeue
 from oncely.core.waiting import MAX_QUEUE_LENGTH, WaitingMessage, digest, retries_of, retry_name
 from oncely.ledger.mailbox import LedgerMailbox
 from oncely.stores.store import PutBack
@@ -165,4 +165,4 @@ def _is_stored(turn: Turn) -> bool:
     """Whether the message was settled in the commit of its handler's end."""
     end = turn.ending.end if turn.ending else End.LEFT
     is_own = turn.taken is not None and turn.taken.name == retry_name(turn.taken.queue)
-    return is_own and end in (End.COMPLETED, End.FAILED, End.EXHAUSTED)
+    return is_own and (end is End.COMPLETED or end in KEPT)

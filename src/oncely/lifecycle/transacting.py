@@ -13,7 +13,7 @@ from oncely._util.pauses import pause_s
 from oncely.core.errors import EndedError, StoreUnavailable
 from oncely.core.record import Claim
 from oncely.core.rules import is_newest
-from oncely.core.turn import Progress, Turn, after_end
+from oncely.core.turn import Progress, Turn, after_end, leaves_doubt
 from oncely.ledger.async_ledger import running_loop
 from oncely.ledger.driver import Driver, SyncDriver, run_inline
 from oncely.ledger.inbox import AsyncInboxDriver
@@ -89,7 +89,7 @@ def run_together(
     """Let `run_all` run the handlers of these, given a connection of `source` and its driver, in
     one transaction with their claims. Return whether all are settled: all have succeeded, and that
     is stored; or one has ended the transaction, and all are in doubt. Else the turns are as they
-    were.
+    were, but for those whose error leaves a doubt, which have ended.
     """
     try:
         with (
@@ -128,7 +128,12 @@ def run_together(
         lifecycle.keep_retention()
         return True
     for turn in turns:
+        raised = turn.error
         turn.undone()
+        has_lost = isinstance(raised, Exception) and lifecycle.ledger.is_contention(raised)
+        if raised is not None and not has_lost and leaves_doubt(lifecycle.policy, raised):
+            # Run alone now, it might have its effect twice.
+            run_inline(lifecycle.record_failure(lifecycle.sync_driver, turn, raised))
     return False
 
 

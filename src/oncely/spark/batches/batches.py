@@ -27,7 +27,7 @@ from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Claim, Key, Record, State
 from oncely.core.turn import Turn, recorded
-from oncely.core.verdicts import Counted, End
+from oncely.core.verdicts import Counted, Delay, End
 from oncely.core.waiting import retries_of
 from oncely.ledger.driver import run_inline
 from oncely.ledger.probing import probe_answer
@@ -383,6 +383,10 @@ class Batches:
         counts += Counts(failed_attempts=number, errors=errors)
         if turn.ending is not None and turn.ending.counted is Counted.RETRIED:
             return counts + Counts(waiting=number)
+        if turn.ending is not None and turn.ending.end is End.IN_DOUBT:
+            if not isinstance(turn.ending.verdict, Delay):  # Else a probe is asked about it.
+                batch.doubt(claimed)
+            return counts + Counts(in_doubt=number)
         self._fail(batch, claimed, recorded(turn.error))
         return counts + Counts(failed=number, newly_failed=number)
 

@@ -124,7 +124,7 @@ class ClaimTask(ChunkTask):
 
     def __init__(self, ledger: Ledger, options: SinkOptions, job: Job, aside: Aside) -> None:
         # The handler and the probe are called by the program, for a batch.
-        options, channel = replace(options, probe=None), TaskChannel(None, "")
+        options, channel = replace(options, named={}), TaskChannel(None, "")
         super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.

@@ -348,10 +348,13 @@ class ChunkTask(ABC):
                 self.counts.failed += 1
                 self.counts.newly_failed += 1
                 self._tally.erred(turn.row.id, error, is_again=self._is_counted(turn))
-            case Counted.RETRIED if is_kept:
+            case Counted.IN_DOUBT if not isinstance(ending.verdict, Delay):
+                self.counts.in_doubt += 1
+                self._tally.erred(turn.row.id, error, is_again=self._is_counted(turn))
+            case Counted.RETRIED | Counted.IN_DOUBT if is_kept:
                 self.counts.waiting += 1
                 self._tally.erred(turn.row.id, error, is_again=self._is_counted(turn))
-            case Counted.RETRIED:
+            case Counted.RETRIED | Counted.IN_DOUBT:
                 # By this task, as the ledger keeps no messages.
                 return cast(Delay, ending.verdict).delay_s
             case _ if isinstance(turn.refusal, StoreError) and not isinstance(turn.refusal, AWAY):

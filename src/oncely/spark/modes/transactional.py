@@ -54,7 +54,8 @@ class TransactionalTask(ChunkTask):
             return
         for turn in turns:
             self._channel.raise_if_stopping()
-            self._run_alone(turn)
+            if turn.ending is None:
+                self._run_alone(turn)
             self._count_ended([turn])
 
     def _inherit(self, turn: RowTurn, entry: Entry) -> bool:

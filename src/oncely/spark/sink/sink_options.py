@@ -53,6 +53,7 @@ _ONLY_IN: Mapping[str, tuple[Sequence[Mode], str]] = {
     ),
 }
 """Options of some modes: the modes, and why others refuse them."""
+_BY_NAME = ("on_in_doubt", "in_doubt_on")
 _FIXED = ("on_outage", "on_missing_id")
 
 
@@ -73,9 +74,9 @@ class SinkOptions:
     handler_path: str | None
     """A folder to import the handler from."""
     policy: Policy
-    probe: str | None
-    """module:function of the policy's `on_in_doubt`, if that is a probe. It is not part of the
-    policy here: a function from `handler_path` can be imported only after that is set."""
+    named: Mapping[str, str]
+    """The policy's probe and its `in_doubt_on`, by name. They are not part of the policy here: what
+    is in `handler_path` can be imported only after that is set."""
     chunk: int
     """The most messages that are claimed at once."""
     concurrency: int
@@ -110,15 +111,14 @@ class SinkOptions:
     """Whether a task ends when nearly all handlers have failed for one reason: in a pipeline."""
 
     def whole_policy(self) -> Policy:
-        """The policy with its probe. Raises ConfigError if that cannot be imported."""
-        if self.probe is None:
+        """The policy with what is named. Raises ConfigError if that cannot be imported."""
+        if not self.named:
             return self.policy
-        probe = import_function(self.probe, "on_in_doubt", self.handler_path)
-        return replace(self.policy, on_in_doubt=probe)
+        return replace(self.policy, **_imported(self.named, self.handler_path))
 
 
 _LEDGER = {"ledger", "ledger_table", "ledger_schema"}
-_OWN = {each.name for each in fields(SinkOptions)} - {"address", "policy", "probe"}
+_OWN = {each.name for each in fields(SinkOptions)} - {"address", "policy", "named"}
 _NAMES = _OWN | _LEDGER | set(POLICY_FIELDS)
 
 
@@ -128,6 +128,8 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     refuse_unknown(given, _NAMES)
     policy = read_policy(_policy_values(given), given.get("handler_path"))
     mode = cast(Mode, choice("mode", given.get("mode", "leased"), get_args(Mode)))
+    named = {name: given[name] for name in _BY_NAME if name in given}
+    plain = "hold" if callable(policy.on_in_doubt) else policy.on_in_doubt
     _check_mode(mode, given, policy)
     transport = given.get("transport")
     consumer = check_consumer(required(given, "consumer", "billing"))
@@ -153,8 +155,8 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         handler_batch=given.get("handler_batch"),
         staging=given.get("staging"),
         handler_path=given.get("handler_path"),
-        policy=replace(policy, on_in_doubt="hold") if callable(policy.on_in_doubt) else policy,
-        probe=given["on_in_doubt"] if callable(policy.on_in_doubt) else None,
+        policy=replace(policy, on_in_doubt=plain, in_doubt_on=()) if named else policy,
+        named=named,
         chunk=whole_number(
             given, "chunk", _DEFAULT_CHUNK_OF_ROWS if mode == "rows" else _DEFAULT_CHUNK
         ),
@@ -236,14 +238,14 @@ def import_handler(options: SinkOptions) -> Callable[..., Any]:
 def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     """A policy that the sink can follow. Raises ConfigError, which names the field.
 
-    `on_in_doubt` may be a probe, as "module:function", importable from `folder`.
+    A probe and the classes of `in_doubt_on` are importable from `folder`, by their names.
     """
     for name in table.keys() - set(POLICY_FIELDS):
         raise ConfigError(unknown(name, POLICY_FIELDS))
     # A file that is read again contains only duplicates.
     values = {"count_duplicates": "daily", **table}
-    if ":" in str(values.get("on_in_doubt")):
-        values["on_in_doubt"] = import_function(values["on_in_doubt"], "on_in_doubt", folder)
+    if not table.keys().isdisjoint(_BY_NAME):
+        values |= _imported(table, folder)
     policy = Policy(**values)
     if policy.lease_s is None:
         raise ConfigError(
@@ -253,6 +255,20 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
         if getattr(policy, name) != getattr(Policy(), name):
             raise ConfigError(f"{name}: on Spark it is always {getattr(Policy(), name)!r}")
     return policy
+
+
+def _imported(table: Mapping[str, Any], folder: str | None) -> dict[str, Any]:
+    """The values of a policy that are imported by name. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    if ":" in str(table.get("on_in_doubt")):
+        found["on_in_doubt"] = import_function(table["on_in_doubt"], "on_in_doubt", folder)
+    if (names := table.get("in_doubt_on")) is not None:
+        names = as_names(names) if isinstance(names, str) else names
+        # "package.module.Class" is enough and, where it is Python's own, "Class".
+        parts = [str(name).rpartition(":" if ":" in name else ".") for name in names]
+        places = [f"{module or 'builtins'}:{own}" for module, _, own in parts]
+        found["in_doubt_on"] = tuple(import_function(x, "in_doubt_on", folder) for x in places)
+    return found
 
 
 def _policy_values(given: Mapping[str, str]) -> dict[str, Any]:
