@@ -33,6 +33,7 @@ from oncely.core.commands import (
     Held,
     InDoubt,
     MarkHandled,
+    OperatorCommand,
     Outcome,
     Release,
     Written,
@@ -131,7 +132,7 @@ class Recorder:
                 for _, same in groupby(pairs, _counted_as):
                     alike = [*same]
                     self._count([each.key for each, _ in alike], *alike[0])
-            if self._may_start:
+            if self._may_start and any(not isinstance(each, OperatorCommand) for each in commands):
                 self._start()
         if self.metrics is not None:
             self.metrics.settled(commands, results, took_s)
