@@ -84,7 +84,7 @@ class Attempt:
             self.result = run(self._lifecycle, self._source, self.turn, call)
         else:
             self.result = run_new(Work(self._lifecycle, self.turn), call)
-        self._lifecycle.outage.over("claims")
+        self._answered()
         claim = self.turn.claim
         if claim is not None and claim.former is not None:
             # What an earlier attempt has left is no dead letter any more.
@@ -99,7 +99,16 @@ class Attempt:
             self.result = await run_async(self._lifecycle, self._source, self.turn, call)
         else:
             self.result = await run_new_async(Work(self._lifecycle, self.turn), call)
+        self._answered()
+
+    def _answered(self) -> None:
         self._lifecycle.outage.over("claims")
+        if self.before is not None:
+            names = {"message_id": self.turn.message_id, "consumer": self._lifecycle.consumer}
+            _log.info(
+                "message '%(message_id)s' of '%(consumer)s' is a duplicate: it does not run again",
+                extra={"event": "duplicate", **names},
+            )
 
     @property
     def has_result(self) -> bool:
