@@ -1,6 +1,7 @@
 """Messages to be sent, by destination: listed, sent again, discarded; and queues of the ledger."""
 
 import json
+import re
 
 import pytest
 from tests.cli.conftest import Command, OnFile
@@ -34,7 +35,10 @@ def test_list(sending: OnFile, command: Command) -> None:
     [refused] = json.loads(command("outbox", "list", "--refused", "--json").out)["messages"]
     assert (refused["destination"], refused["message_id"]) == ("mails", "order-9")
     none = command("outbox", "list", "--destination", "mails")
-    assert none == (0, "", "nothing is to be sent\n")
+    refused_ones = "what was refused: oncely outbox list --refused"
+    assert none == (0, "", f"nothing waits to be sent; {refused_ones}\n")
+    none = command("outbox", "list", "--destination", "texts", "--refused")
+    assert none == (0, "", "nothing was refused\n")
     [message] = ops.refused_numbered(sending.ledger, [refused["id"]])
     assert message.destination == "mails"
 
@@ -86,4 +90,8 @@ def test_queue(at: OnFile, command: Command) -> None:
     ran = command("queue", "in", "--json", "--limit", "1")
     told = json.loads(ran.out)
     assert ([each["own_id"] for each in told["messages"]], told["more"]) == (["a"], True)
-    assert command("queue", "in").out.splitlines()[2].split()[1:4] == ["a", "-", "t"]
+    listed = command("queue", "in")
+    assert listed.out.splitlines()[2].split()[1:4] == ["a", "-", "t"]
+    assert listed.err == "", "they can be taken now"
+    assert len(at.ledger.mailbox.take(2, "10m", queue=rows[0].queue)) == 2
+    assert re.search(r"visibility\) ends: the first in (9|10) min", command("queue", "in").err)
