@@ -84,7 +84,8 @@ def test_discard(sending: OnFile, command: Command, is_last: bool) -> None:
 
 def test_queue(at: OnFile, command: Command) -> None:
     """What waits in a queue of the ledger."""
-    assert command("queue", "in").err == "nothing waits in queue 'in'\n"
+    none = "nothing waits in queue 'in'; the queues with messages: oncely status\n"
+    assert command("queue", "in").err == none
     rows = WaitingMessage.queued("in", [Message("a", type="t"), Message("b")])
     at.ledger.mailbox.keep(rows)
     ran = command("queue", "in", "--json", "--limit", "1")

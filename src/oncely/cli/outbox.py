@@ -107,7 +107,8 @@ def discard(ledger: "Ledger", numbers: tuple[int, ...], note: Note, as_json: boo
 def queue(ledger: "Ledger", name: str, limit: int, as_json: bool) -> None:
     """List the messages that wait in a queue of the ledger."""
     found = ops.queued(ledger, name, limit)
-    _put_messages(found, ledger.now(), limit, f"nothing waits in queue {name!r}", as_json=as_json)
+    none = f"nothing waits in queue {name!r}; the queues with messages: oncely status"
+    _put_messages(found, ledger.now(), limit, none, as_json=as_json)
     free_in_s = ledger.mailbox.free_in_s(queue_named(name))
     if free_in_s and not as_json:
         told = "all are held by workers, or delayed; what a dead worker held is delivered again"
