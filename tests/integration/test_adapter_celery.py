@@ -319,6 +319,16 @@ def test_ledger_that_was_not_migrated(shop: Shop, rabbitmq_url: str, tmp_path: P
     assert not any("Traceback" in each for each in told)
 
 
+def test_stopped_worker(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """All processes of a worker that was stopped have stopped: none is alive, or gone."""
+    with worker(rabbitmq_url, tmp_path) as started:
+        shop.answer("charge", "a")
+        started.terminate()
+        assert started.wait(LIMIT_S) == 0
+    found = [each for each in ops.workers(shop.ledger) if each.worker.kind == "celery"]
+    assert [each.state for each in found] == ["stopped"] * 2
+
+
 def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     """A task that is called as a function runs each time, and leaves no record. What follows one
     that is applied without a worker follows it once.

@@ -79,8 +79,7 @@ def list_messages(
 ) -> None:
     """List messages to be sent, in the order in which they came."""
     found = ops.unsent_messages(ledger, destination, limit, is_refused=refused, with_bodies=False)
-    waits = "nothing waits to be sent; what was refused: oncely outbox list --refused"
-    none = "nothing was refused" if refused else waits
+    none = "nothing was refused" if refused else "nothing waits to be sent; refused ones: --refused"
     _put_messages(found, ledger.now(), limit, none, as_json=as_json)
 
 

@@ -35,11 +35,9 @@ def refusal(outcome: ClaimOutcome) -> OncelyError:
         case Duplicate(record):
             return DuplicateError(f"{record.key.message_id!r} was processed before")
         case Busy(record):
-            end = record.lease_until
-            until = "without an end" if end is None else f"until {utc(end)} unless it is extended"
-            return BusyError(
-                f"{record.key.message_id!r} is being processed by another worker: claimed {until}"
-            )
+            id_, end = record.key.message_id, record.lease_until
+            until = f"until {utc(end)} unless it is extended" if end else "without an end"
+            return BusyError(f"{id_!r} is being processed by another worker, {until}")
         case Waiting(record, due):
             when = datetime.fromtimestamp(due, UTC).isoformat(" ", "seconds")
             return WaitingError(

@@ -316,7 +316,7 @@ _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
+def end_all(**_signal: object) -> None:
     """A program that ends without closing its ledgers has stopped all the same."""
     running = [each for recorder in _recorders for each in recorder.running]
     for _, closed in running:
