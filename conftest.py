@@ -97,6 +97,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(_scope_of(item.nodeid), len(places)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def found_by_spark() -> Iterator[None]:
+    """Spark's Python finds the tests' modules, and what is to be run first: Java keeps the
+    environment that it began with, which may be an example's.
+    """
+    tests = Path(__file__).with_name("tests")
+    with pytest.MonkeyPatch.context() as patched:
+        for folder in (tests.parent, tests / "python_start"):
+            patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture(scope="module")
 def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Examples may write beside themselves. The folder stays: Spark may have been started in it."""
@@ -128,5 +140,5 @@ def metrics_of_their_own() -> Iterator[None]:
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()],
     patterns=["*.md"],
-    fixtures=["in_a_folder_of_its_own", "metrics_of_their_own"],
+    fixtures=["found_by_spark", "in_a_folder_of_its_own", "metrics_of_their_own"],
 ).pytest()

@@ -1,7 +1,6 @@
 """Fixtures that tests of every kind share."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -80,17 +79,6 @@ def _let_propagate() -> None:
     for name, logger in logging.root.manager.loggerDict.items():
         if name.endswith("QueryContextLogger") and isinstance(logger, logging.Logger):
             logger.propagate = True
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _found_by_spark() -> Iterator[None]:
-    """Spark's Python finds the tests' modules, and what is to be run first: Java keeps the
-    environment that it began with.
-    """
-    with pytest.MonkeyPatch.context() as patched:
-        for folder in (Path(__file__).parents[1], Path(__file__).with_name("python_start")):
-            patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -137,7 +137,8 @@ def test_settle(at: OnFile, command: Command) -> None:
     assert [record and record.state for record in states] == [State.COMPLETED, State.FAILED]
     ran = command("settle", "2", "--happened")
     assert ran.code == 1
-    assert "only a message in doubt can be settled" in ran.err
+    refused = "'2' (billing) is waiting for its sender: only a message in doubt can be settled"
+    assert refused in ran.err
     told = json.loads(command("audit", "--json").out)["audit"]
     assert [(each["action"], each["changed"], each["refused"]) for each in told] == [
         ("settled_happened", 0, 1),

@@ -1,6 +1,7 @@
 """Messages to be sent, by destination: listed, sent again, discarded; and queues of the ledger."""
 
 import json
+import re
 
 import pytest
 from tests.cli.conftest import Command, OnFile
@@ -34,7 +35,9 @@ def test_list(sending: OnFile, command: Command) -> None:
     [refused] = json.loads(command("outbox", "list", "--refused", "--json").out)["messages"]
     assert (refused["destination"], refused["message_id"]) == ("mails", "order-9")
     none = command("outbox", "list", "--destination", "mails")
-    assert none == (0, "", "nothing is to be sent\n")
+    assert none == (0, "", "nothing waits to be sent; refused ones: --refused\n")
+    none = command("outbox", "list", "--destination", "texts", "--refused")
+    assert none == (0, "", "nothing was refused\n")
     [message] = ops.refused_numbered(sending.ledger, [refused["id"]])
     assert message.destination == "mails"
 
@@ -80,10 +83,15 @@ def test_discard(sending: OnFile, command: Command, is_last: bool) -> None:
 
 def test_queue(at: OnFile, command: Command) -> None:
     """What waits in a queue of the ledger."""
-    assert command("queue", "in").err == "nothing waits in queue 'in'\n"
+    none = "nothing waits in queue 'in'; the queues with messages: oncely status\n"
+    assert command("queue", "in").err == none
     rows = WaitingMessage.queued("in", [Message("a", type="t"), Message("b")])
     at.ledger.mailbox.keep(rows)
     ran = command("queue", "in", "--json", "--limit", "1")
     told = json.loads(ran.out)
     assert ([each["own_id"] for each in told["messages"]], told["more"]) == (["a"], True)
-    assert command("queue", "in").out.splitlines()[2].split()[1:4] == ["a", "-", "t"]
+    listed = command("queue", "in")
+    assert listed.out.splitlines()[2].split()[1:4] == ["a", "-", "t"]
+    assert listed.err == "", "they can be taken now"
+    assert len(at.ledger.mailbox.take(2, "10m", queue=rows[0].queue)) == 2
+    assert re.search(r"visibility\) ends: the first in (9|10) min", command("queue", "in").err)

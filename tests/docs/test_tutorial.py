@@ -54,6 +54,7 @@ def normal(lines: Sequence[str]) -> list[str]:
     text = "\n".join(" ".join(line.split()) for line in lines if line.strip())
     text = re.sub("─+", "─", text)
     text = re.sub(r"\b\d+ (s|min)\b", "N s", text)
+    text = re.sub(r"\b[\d-]{10} [\d:]{8} UTC\b", "TIME UTC", text)
     return re.sub(r"\b[\d.]+ [kM]B\b", "N kB", text).splitlines()
 
 

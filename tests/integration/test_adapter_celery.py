@@ -333,6 +333,16 @@ def test_ledger_that_was_not_migrated(shop: Shop, rabbitmq_url: str, tmp_path: P
     assert not any("Traceback" in each for each in told)
 
 
+def test_stopped_worker(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
+    """All processes of a worker that was stopped have stopped: none is alive, or gone."""
+    with worker(rabbitmq_url, tmp_path) as started:
+        shop.answer("charge", "a")
+        started.terminate()
+        assert started.wait(LIMIT_S) == 0
+    found = [each for each in ops.workers(shop.ledger) if each.worker.kind == "celery"]
+    assert [each.state for each in found] == ["stopped"] * 2
+
+
 def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> None:
     """A task that is called as a function runs each time, and leaves no record. What follows one
     that is applied without a worker follows it once.
@@ -347,8 +357,11 @@ def test_called_by_other_code(shop: Shop, rabbitmq_url: str, tmp_path: Path) -> 
     assert (applied, shop.effects.count("here")) == ([{"receipt": 1}] * 2, 1)
 
 
-def test_called_by_itself(shop: Shop) -> None:
-    """A task that calls itself as a function runs each time, under the one claim."""
+def test_called_by_itself(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """A task that calls itself as a function runs each time, under the one claim. That a duplicate
+    does not run is logged, with its id.
+    """
+    caplog.set_level("INFO", "oncely")
     runs = []
 
     def count_down(number: int) -> int:
@@ -359,6 +372,8 @@ def test_called_by_itself(shop: Shop) -> None:
     count_down_task = shop.app.task(**options)(count_down)
     results = [count_down_task.apply([2], task_id="a").get() for _ in range(2)]
     assert (results, runs) == ([2, 2], [2, 1, 0])
+    told = "message 'a' of 'count_down' is a duplicate: it does not run again"
+    assert caplog.messages.count(told) == 1
 
 
 def on_sqlite(folder: Path) -> AbstractContextManager[Place]:

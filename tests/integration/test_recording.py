@@ -102,6 +102,19 @@ def test_closed_worker_has_stopped(ledger: Ledger) -> None:
     assert billing.handled == 1
 
 
+def test_who_decides_is_not_a_worker(ledger: Ledger) -> None:
+    """A person's decision starts nothing that is listed among the workers; a claim does."""
+    ledger.claim(key := Key("billing", "m"))
+    ledger.close()
+    wait_until(lambda: not ledger.recorder.running)
+    ledger.end_claim(record_of(ledger, key), by="anna")
+    ledger.reset(key, by="anna")
+    ledger.forget(key)
+    assert not ledger.recorder.running
+    ledger.claim(key)
+    assert ledger.recorder.running
+
+
 def test_retold_after_an_outage(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be told is told later, and once."""
     ledger.complete(granted(ledger.claim(Key("billing", "m"))))

@@ -19,6 +19,7 @@ from tests.records import granted
 
 from oncely import ops
 from oncely.consumer import Consumer
+from oncely.core.activity import Worker
 from oncely.core.commands import Duplicate, Granted, TooOld
 from oncely.core.errors import StoreError
 from oncely.core.message import Message
@@ -246,6 +247,11 @@ def test_renamed(ledger: Ledger, url: str) -> None:
         renamed.recorder.works_as("consumer", "invoices")
         renamed.recorder.tell()
         [problem] = ops.problems(renamed)
+        now = renamed.now()
+        several = Worker("x" * 32, "celery", "", "far", 7, "1", now, now, 0)
+        renamed.operations.keep_worker(several, [])
+        assert not ops.problems(renamed), "a worker of several consumers may be one of its"
+        renamed.operations.end_worker(several.id)
         assert problem.startswith("No worker of the consumer 'billing' is running, while others")
         assert "1 of its messages wait" in problem
         assert ".idempotent(ledger, 'billing')" in problem

@@ -85,7 +85,7 @@ class Attempt:
             self.result = run(self._lifecycle, self._source, self.turn, call)
         else:
             self.result = run_new(Work(self._lifecycle, self.turn), call)
-        self._lifecycle.outage.over("claims")
+        self._answered()
         if (claim := self.turn.claim) and claim.former:
             self._discard_dead(claim.key)
 
@@ -95,7 +95,7 @@ class Attempt:
             self.result = await run_async(self._lifecycle, self._source, self.turn, call)
         else:
             self.result = await run_new_async(Work(self._lifecycle, self.turn), call)
-        self._lifecycle.outage.over("claims")
+        self._answered()
         if (claim := self.turn.claim) and claim.former:
             await to_thread(self._discard_dead, claim.key)
 
@@ -105,6 +105,15 @@ class Attempt:
         with suppress(StoreError):
             if letters := ledger.mailbox.dead_of(key):
                 ledger.discard_dead([letter.id for letter in letters])
+
+    def _answered(self) -> None:
+        self._lifecycle.outage.over("claims")
+        if self.before is not None:
+            names = {"message_id": self.turn.message_id, "consumer": self._lifecycle.consumer}
+            _log.info(
+                "message '%(message_id)s' of '%(consumer)s' is a duplicate: it does not run again",
+                extra={"event": "duplicate", **names},
+            )
 
     @property
     def has_result(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from celery import Celery, Signature, Task
 from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import task_failure, task_success
+from celery.signals import task_failure, task_success, worker_process_shutdown
 from celery.states import SUCCESS
 from kombu.serialization import dumps, loads
 
@@ -23,6 +23,7 @@ from oncely.core.policy import Policy
 from oncely.core.turn import Turn, leaves_doubt
 from oncely.core.verdicts import Delay
 from oncely.ledger.ledger import Ledger
+from oncely.ledger.recorder import end_all
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.results import KeepResult, Serializer
 from oncely.lifecycle.wrapping import ended, is_async, name_of
@@ -206,6 +207,8 @@ def _keep_dead(sender: Task, exception: BaseException, **_: Any) -> None:
 
 task_success.connect(_finish)
 task_failure.connect(_keep_dead)
+# A process of a worker's pool ends without what is registered to be called at its exit.
+worker_process_shutdown.connect(end_all)
 
 
 class _LedgerStep(StartStopStep):  # type: ignore[misc]  # It has no types.

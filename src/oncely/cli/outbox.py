@@ -15,10 +15,12 @@ from oncely.cli.terminal import (
     more_than,
     put_found,
     put_json,
+    say,
     tell_changed,
     unbroken,
 )
 from oncely.core.shown import span
+from oncely.core.waiting import queue_named
 
 if TYPE_CHECKING:
     from oncely.ledger.ledger import Ledger
@@ -76,7 +78,8 @@ def list_messages(
 ) -> None:
     """List messages to be sent, in the order in which they came."""
     found = ops.unsent_messages(ledger, destination, limit, is_refused=refused, with_bodies=False)
-    _put_messages(found, ledger.now(), limit, "nothing is to be sent", as_json=as_json)
+    none = "nothing was refused" if refused else "nothing waits to be sent; refused ones: --refused"
+    _put_messages(found, ledger.now(), limit, none, as_json=as_json)
 
 
 @options.command("retry", "oncely outbox retry 7 9 --why 'the queue is there now'", outbox)
@@ -102,7 +105,12 @@ def discard(ledger: "Ledger", numbers: tuple[int, ...], note: Note, as_json: boo
 def queue(ledger: "Ledger", name: str, limit: int, as_json: bool) -> None:
     """List the messages that wait in a queue of the ledger."""
     found = ops.queued(ledger, name, limit)
-    _put_messages(found, ledger.now(), limit, f"nothing waits in queue {name!r}", as_json=as_json)
+    none = f"nothing waits in queue {name!r}; the queues with messages: oncely status"
+    _put_messages(found, ledger.now(), limit, none, as_json=as_json)
+    free_in_s = ledger.mailbox.free_in_s(queue_named(name))
+    if free_in_s and not as_json:
+        told = "all are held by workers, or delayed; what a dead worker held is delivered again"
+        say(f"{told} when its hold (visibility) ends: the first in {span(free_in_s)}")
 
 
 def _put_messages(

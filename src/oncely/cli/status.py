@@ -119,6 +119,7 @@ def _lines(found: "ops.Status") -> Iterator[str]:
         yield f"{_ABOUT}: estimated from a sample, since there are more than {ops.EXACT:,} records"
     if found.backlog.waiting or found.backlog.set_aside:
         set_aside = f"{found.backlog.set_aside:,} set aside"
+        set_aside += " (oncely outbox list --refused)" if found.backlog.set_aside else ""
         yield f"deferred messages: {_waiting(found.backlog)}; {set_aside}"
     for name, backlog in found.queues.items():
         yield shown(f"queue {name}: {_waiting(backlog)}")

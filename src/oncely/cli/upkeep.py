@@ -60,9 +60,17 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
 @options.open_ledger
 def check(ledger: "Ledger", as_json: bool, **settings: Any) -> int:
     """Find what can lose or repeat messages: the schema, store settings, privileges that the role
-    of the ledger's URL lacks, retention, lease, messages that wait for their sender.
+    of the ledger's URL lacks, retention, lease, messages that are stuck.
     """
-    found = [*ops.problems(ledger, **settings), *ops.left_to_senders(ledger)]
+    found = [
+        *ops.problems(ledger, **settings),
+        *ops.left_to_senders(ledger),
+        *(
+            f"stuck: {each.sentence}. List them: {each.command}"
+            for each in ops.stuck(ops.status(ledger))
+            if each.what is not ops.Snag.FOR_SENDER
+        ),
+    ]
     sentences = [mask_passwords(sentence) for sentence in found]
     if as_json:
         put_json({"problems": sentences})

@@ -194,6 +194,8 @@ class EndClaim(Unclaimed):
     """Of the record that the operator has seen; None for any."""
 
 
+OperatorCommand = Reset | Happened | Discard | Forget | EndClaim
+"""What a person decides: whoever sends it is not a worker."""
 Command = Acquire | Held | Unclaimed
 """Each has the key of its record."""
 

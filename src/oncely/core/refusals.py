@@ -24,6 +24,7 @@ from oncely.core.errors import (
     TooOldError,
     WaitingError,
 )
+from oncely.core.shown import utc
 
 
 def refusal(outcome: ClaimOutcome) -> OncelyError:
@@ -34,7 +35,9 @@ def refusal(outcome: ClaimOutcome) -> OncelyError:
         case Duplicate(record):
             return DuplicateError(f"{record.key.message_id!r} was processed before")
         case Busy(record):
-            return BusyError(f"{record.key.message_id!r} is being processed by another worker")
+            id_, end = record.key.message_id, record.lease_until
+            until = f"until {utc(end)} unless it is extended" if end else "without an end"
+            return BusyError(f"{id_!r} is being processed by another worker, {until}")
         case Waiting(record, due):
             when = datetime.fromtimestamp(due, UTC).isoformat(" ", "seconds")
             return WaitingError(
@@ -49,7 +52,8 @@ def refusal(outcome: ClaimOutcome) -> OncelyError:
             error.is_first = is_first
             return error
         case InDoubt(record):
-            return InDoubtError(f"{record.key.message_id!r} is in doubt: its claim ran out")
+            told = "is in doubt: its claim ran out, and it is held until it is settled"
+            return InDoubtError(f"{record.key.message_id!r} {told}")
         case TooOld(horizon, key):
             when = datetime.fromtimestamp(horizon, UTC).isoformat(" ", "seconds")
             return TooOldError(

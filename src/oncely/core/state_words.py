@@ -33,6 +33,8 @@ def state_word(text: str, where: str = "state") -> str:
 
 def word_with_lease(record: Record) -> str:
     """The word for its state and, while it is processed, until when."""
+    if record.waits_for_sender:
+        return "waiting for its sender"
     if record.state is not State.PROCESSING:
         return record.state.word
     end = "without an end" if record.lease_until is None else f"until {utc(record.lease_until)}"

@@ -118,6 +118,8 @@ class Turn:
     """What keeps its handler's result; None for plain JSON."""
     taken: WaitingMessage | None = None
     """The retry that was taken from the ledger, where it was one."""
+    is_due: bool = False
+    """Whether it is a retry that others have taken from the ledger for it."""
     queued: QueuedRow | None = None
     """The row that was taken from a queue in a store, where it was one."""
     deliveries: int = 1
@@ -182,11 +184,6 @@ class Turn:
     def is_suspect(self) -> bool:
         """Whether it has to be asked for alone."""
         return isinstance(self.outcome, Suspect)
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether its message waited in the ledger, and was taken from there."""
-        return self.taken is not None
 
     @property
     def is_dead_unheard(self) -> bool:

@@ -78,7 +78,7 @@ def acquire_for(turn: Turn, key: Key, policy: Policy, lease_s: float | None) -> 
         None,
         drawn % (1 << _START_BITS),
         sent_at,
-        turn.is_taken,
+        taken is not None or turn.is_due,
         turn.company,
         turn.claims_ahead,
         Process.number,

@@ -34,6 +34,7 @@ from oncely.core.commands import (
     Held,
     InDoubt,
     MarkHandled,
+    OperatorCommand,
     Outcome,
     Release,
     Written,
@@ -133,7 +134,7 @@ class Recorder:
                 for _, same in groupby(pairs, _counted_as):
                     alike = [*same]
                     self._count([each.key for each, _ in alike], *alike[0])
-            if self._may_start:
+            if self._may_start and any(not isinstance(each, OperatorCommand) for each in commands):
                 self._start()
         if self.metrics is not None:
             self.metrics.settled(commands, results, took_s)
@@ -334,7 +335,7 @@ _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
 @atexit.register
-def _end_all() -> None:
+def end_all(**_signal: object) -> None:
     """A program that ends without closing its ledgers has stopped all the same."""
     running = [each for recorder in _recorders for each in recorder.running]
     for _, closed in running:

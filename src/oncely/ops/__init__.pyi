@@ -15,7 +15,7 @@ from .letters import (
     letters_to_export,
     retry_letters,
 )
-from .overview import LATE_S, LedgerOverview, Snag, overview
+from .overview import LATE_S, LedgerOverview, Snag, overview, stuck
 from .records import (
     FOR_SENDER,
     IN_DOUBT,
@@ -128,6 +128,7 @@ __all__ = [
     "select",
     "status",
     "story",
+    "stuck",
     "unsent",
     "unsent_as_dict",
     "unsent_messages",

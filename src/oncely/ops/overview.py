@@ -29,6 +29,17 @@ class Snag(StrEnum):
     QUEUE = "messages not taken from a queue"
 
 
+_COMMANDS = {
+    Snag.IN_DOUBT: "list --state in-doubt",
+    Snag.FOR_SENDER: "list --state waits-for-its-sender",
+    Snag.DEAD_LETTERS: "dead list",
+    Snag.RETRIES: "waiting",
+    Snag.OUTBOX: "outbox list",
+    Snag.SET_ASIDE: "outbox list --refused",
+    Snag.QUEUE: "status",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StuckMessages:
     """Messages that do not go on by themselves, or not in time."""
@@ -37,6 +48,11 @@ class StuckMessages:
     count: int
     oldest_s: float | None
     """For how long the oldest has been so; None where that is not kept."""
+
+    @property
+    def command(self) -> str:
+        """What to type to see them."""
+        return f"oncely {_COMMANDS[self.what]}"
 
     @property
     def sentence(self) -> str:
@@ -79,10 +95,11 @@ def overview(ledger: Ledger, known: Sequence[str] | None = None) -> LedgerOvervi
     """
     found = status(ledger)
     wrong = problems(ledger, program="reader") if known is None else known
-    return LedgerOverview(found, [*_stuck(found)], wrong)
+    return LedgerOverview(found, [*stuck(found)], wrong)
 
 
-def _stuck(found: Status) -> Iterator[StuckMessages]:
+def stuck(found: Status) -> Iterator[StuckMessages]:
+    """What does not go on by itself, or not in time."""
     total, backlog = found.total, found.backlog
     if total.in_doubt:
         yield StuckMessages(Snag.IN_DOUBT, total.in_doubt, total.in_doubt_s)

@@ -239,7 +239,12 @@ def _left_behind(ledger: Ledger, found: Sequence[SeenWorker]) -> Iterator[str]:
     last_day = ledger.now() - DAY_S
     rows = ledger.operations.activity(int(last_day)) if ledger.can_defer else []
     active = {each.consumer: each.began for each in rows}
-    alive = {each.worker.id: each.worker.consumer for each in found if each.is_alive}
+    living = [each.worker for each in found if each.is_alive]
+    # A worker of several consumers, such as Celery's, names none: it may be of any.
+    without = ("program", "http", "webhook", "relay", "bridge")
+    if any(not each.consumer and each.kind not in without for each in living):
+        return
+    alive = {each.id: each.consumer for each in living}
     at_work = {each.consumer for each in rows if each.worker in alive} | {*alive.values()} - {""}
     at_work |= {each.consumer for each in ledger.operations.runs() if each.began > last_day}
     for name, backlog in sorted(backlogs(ledger).retries.items()):

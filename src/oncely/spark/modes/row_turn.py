@@ -25,8 +25,6 @@ class RowTurn(Turn):
     """The horizon for which an older message may run."""
     source: Any = None
     """The rows of which it is one, where the task needs them."""
-    is_due = False
-    """Whether the program has taken its message from the ledger, and not the task."""
 
     def __init__(self, row: Row, token: int) -> None:
         super().__init__(row.id)
@@ -43,11 +41,6 @@ class RowTurn(Turn):
         if self.is_due:
             return None
         return seconds_since_1970(self.row.time) if self.passed is None else self.passed
-
-    @property
-    def is_taken(self) -> bool:
-        """As in Turn; the task may not have the message that waited."""
-        return self.is_due or super().is_taken
 
     def probed(self) -> Message:
         """The message for a probe."""
