@@ -79,7 +79,7 @@ bridge-kills: .venv/.ready servers ## kill a bridge N times at each broker that 
 	@ONCELY_TEST_BRIDGE_KILLS=$(or $(N),50) scripts/pytest.sh tests/integration/test_ready_sources.py -k killed
 
 lake-kills: .venv/.ready ## two writers try N batches of Delta and of Iceberg, with a kill for every third (N=1000)
-	@ONCELY_TEST_LAKE_KILLS=$(or $(N),1000) ONCELY_TEST_ALL=1 scripts/pytest.sh -s tests/lake/test_kills.py
+	@ONCELY_TEST_LAKE_KILLS=$(or $(N),1000) ONCELY_TEST_ALL=1 scripts/pytest.sh tests/lake/test_kills.py --timeout 86400
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py
