@@ -81,7 +81,6 @@ class IcebergKeys:
         table = _CommitsOnce(*state, given.io, given.catalog, given.config)
         transaction, properties = table.transaction(), self._properties_with(key, token, keep)
         table.keys = properties[_KEYS]
-        transaction.set_properties(properties)
         told: Any = {"snapshot_properties": {"oncely.key": key}}
         try:
             if mode == "overwrite":
@@ -95,6 +94,7 @@ class IcebergKeys:
                     transaction.append(rows.slice(0, 0), **told)
         except (ValueError, LookupError, NotImplementedError) as error:
             raise ConfigError(f"the batch does not fit the table: {error}") from error
+        transaction.set_properties(properties)  # Last: each step applies those before it again.
         try:
             transaction.commit_transaction()
         except CommitFailedException as error:
