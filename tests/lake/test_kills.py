@@ -10,7 +10,7 @@ import pytest
 from tests.lake.killed import POINTS, ROWS
 from tests.lake.tables import KEYS, Orders
 
-from oncely import lake, open_ledger
+from oncely import open_ledger
 
 BATCHES = int(os.environ.get("ONCELY_TEST_LAKE_KILLS", "15"))
 pytestmark = [pytest.mark.in_turn("lake writers are killed"), pytest.mark.parametrize("kind", KEYS)]
@@ -38,4 +38,3 @@ def test_killed_writers(kind: str, tmp_path: Path) -> None:
     assert Counter(orders.ids()) == dict.fromkeys(range(BATCHES), ROWS)
     logs = [(tmp_path / f"writer{writer}").read_text().split() for writer in (0, 1)]
     assert all(told.count("True") <= 1 for told in zip(*logs, strict=True))
-    assert all(lake.landed(orders.load(), f"batch/{number}") for number in range(0, BATCHES, 10))

@@ -40,7 +40,7 @@ def write_delta(
     for a merge. Raises ConfigError, ContentionError, and what deltalake raises.
     """
     rows = checked_rows("write_delta", data, key, mode, on, where)
-    keys = DeltaKeys(table, "write_delta", storage_options)
+    keys = DeltaKeys(table, "write_delta", storage_options, creates=True)
     commit = partial(keys.commit, rows, key, mode, on, where, options)
     return write_once("write_delta", keys, key, commit)
 
@@ -48,12 +48,12 @@ def write_delta(
 class DeltaKeys:
     """The keys of one Delta table, which need not exist."""
 
-    def __init__(self, table: Any, call: str, storage: Any = None) -> None:
+    def __init__(self, table: Any, call: str, storage: Any = None, *, creates: bool = False):
         if not isinstance(table, str | Path | DeltaTable):
             raise ConfigError(f"{call}: {table!r} is not a path, a URL or a DeltaTable")
         self.name = table.table_uri if isinstance(table, DeltaTable) else str(table)
         self._table = table if isinstance(table, DeltaTable) else None
-        self._storage = storage
+        self._storage, self._creates = storage, creates
 
     def find(self, key: str) -> tuple[int | None, datetime | None]:
         try:
@@ -62,7 +62,7 @@ class DeltaKeys:
             else:
                 self._table.update_incremental()
         except TableNotFoundError:
-            if "://" not in self.name:
+            if not self._creates and "://" not in self.name:
                 Path(self.name).parent.stat()  # What is not mounted does not say that none landed.
             return None, None
         properties = self._table.metadata().configuration
@@ -74,18 +74,18 @@ class DeltaKeys:
     def commit(
         self, rows: Any, key: str, mode: Mode, on: Sequence[str], where: Any, given: Any, token: int
     ) -> None:
-        if self._table is None:
-            if mode != "append":
-                raise ConfigError(f'no Delta table at {self.name}; mode="append" creates one')
-            # Without rows: of writers that create a table, deltalake may let several succeed.
-            options = {**given, "storage_options": self._storage}
-            write_deltalake(self.name, rows.slice(0, 0), mode="ignore", **options)
-            raise Outrun
+        if self._table is None and mode != "append":
+            raise ConfigError(f'no Delta table at {self.name}; mode="append" creates one')
         # Without a time, Delta would keep it beyond the table's retention.
         mark = Transaction(key, token, last_updated=time.time_ns() // 1_000_000)
         properties = CommitProperties({"oncely.key": key}, app_transactions=[mark])
         options = {**given, "commit_properties": properties}
         try:
+            if self._table is None:
+                # Without rows: of writers that create a table, deltalake may let several succeed.
+                options = {**given, "storage_options": self._storage}
+                write_deltalake(self.name, rows.slice(0, 0), mode="ignore", **options)
+                raise Outrun
             # A merge of no rows would commit nothing, and the key is to be known.
             if mode == "merge" and rows.num_rows:
                 names = ['"' + name.replace('"', '""') + '"' for name in on]
