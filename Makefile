@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-watching bench-dashboard demo clean
+.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills lake-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-watching bench-dashboard demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ kafka-kills: .venv/.ready servers ## kill workers at a topic of Kafka, and the b
 
 bridge-kills: .venv/.ready servers ## kill a bridge N times at each broker that has a source (N=50)
 	@ONCELY_TEST_BRIDGE_KILLS=$(or $(N),50) scripts/pytest.sh tests/integration/test_ready_sources.py -k killed
+
+lake-kills: .venv/.ready ## two writers try N batches of Delta and of Iceberg, with a kill for every third (N=1000)
+	@ONCELY_TEST_LAKE_KILLS=$(or $(N),1000) ONCELY_TEST_ALL=1 scripts/pytest.sh tests/lake/test_kills.py --timeout 86400
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py

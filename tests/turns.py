@@ -21,6 +21,7 @@ _A_DAY = {
     "long on Spark": 3,
     "brokers fail": 3,
     "processes are killed": 4,
+    "lake writers are killed": 1,
     "long": 2,
     "planted bugs": 12,
     "drifts": 10,

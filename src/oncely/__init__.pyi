@@ -1,4 +1,4 @@
-from . import spark
+from . import lake, spark
 from ._util.version import __version__
 from .bridge import BridgeReport, bridge
 from .consumer import Consumer
@@ -152,6 +152,7 @@ __all__ = [
     "claimed",
     "current",
     "effectively_once",
+    "lake",
     "once",
     "open_ledger",
     "open_transport",

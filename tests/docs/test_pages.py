@@ -16,8 +16,8 @@ from tests.docs.pages import DOCS
 from oncely.cli.options import EXAMPLE
 
 PACKAGES = (
-    *("oncely", "oncely.http", "oncely.middleware", "oncely.spark", "oncely.testing"),
-    "oncely.web",
+    *("oncely", "oncely.http", "oncely.lake", "oncely.middleware", "oncely.spark"),
+    *("oncely.testing", "oncely.web"),
 )
 MODULES = (
     *("oncely.barrier", "oncely.metrics", "oncely.repository", "oncely.service", "oncely.sources"),
@@ -28,7 +28,7 @@ OURS = {
     "oncely.__version__",
     "oncely.metrics.harmless",
     "oncely.metrics.metrics_outage",
-    "oncely.spark",
+    *("oncely.lake", "oncely.spark"),
     "oncely.upsert.check_columns",
 }
 """A module, and what others here use."""

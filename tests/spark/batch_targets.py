@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable
 
+from oncely import lake
 from oncely._util.crash_points import reached
 
 if TYPE_CHECKING:
@@ -57,19 +58,15 @@ def asked_table(batch_key: str) -> str:
 
 
 def to_delta(messages: "DataFrame", batch_key: str) -> None:
-    """One commit of a Delta table, which knows the batch key as an application's transaction."""
+    """One commit of a Delta table, which carries the batch key."""
     rows = messages.toArrow()
     noted(batch_key, rows.column("id").to_pylist())
-    properties = CommitProperties(app_transactions=[Transaction(app_id=batch_key, version=1)])
-    write_deltalake(str(_folder() / "delta"), rows, mode="append", commit_properties=properties)
+    lake.write_delta(_folder() / "delta", rows, key=batch_key)
     reached("in_batch_handler")
 
 
 def asked_delta(batch_key: str) -> str:
-    if not DeltaTable.is_deltatable(str(_folder() / "delta")):
-        return "not_happened"
-    version = DeltaTable(str(_folder() / "delta")).transaction_version(batch_key)
-    return "not_happened" if version is None else "happened"
+    return lake.probe(_folder() / "delta", batch_key)
 
 
 def ids_in_parquet() -> list[str]:
