@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from tests.logs import events_in
 from tests.unit.conftest import Queue, Sql
 
 from oncely import open_ledger, open_transport
@@ -365,6 +366,18 @@ def test_sends_and_steps(queue: Queue, sql: Sql, is_async: bool) -> None:
     assert sent == [b"1", b"2"]
     assert (report.deferred_sent, report.retried, sorted(debits)) == (2, 1, ["1", "2"])
     assert sql.ledger.counts() == {("billing", State.COMPLETED): 2}
+
+
+@pytest.mark.parametrize("has_ledger", [False, True])
+def test_nothing_protects(
+    queue: Queue, ledger: Ledger, has_ledger: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer without a ledger says at its start what that means."""
+    consumer = Consumer(queue, "in")
+    if has_ledger:
+        consumer.idempotent(ledger, "billing")
+    consumer.consume(print, drain=True)
+    assert ("no_ledger" in events_in(caplog)) is not has_ledger
 
 
 # ---- Mistakes ----------------------------------------------------------------------------------

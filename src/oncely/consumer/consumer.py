@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar, overload
 
+from oncely._util.event_log import EventLog
 from oncely._util.garbage import rarely_collecting
 from oncely._util.signals import StopEvent, end_at_once, on_signals
 from oncely.consumer.health import Pulse
@@ -27,6 +28,8 @@ from oncely.middleware.chain import Middleware, check
 from oncely.once import check_transaction
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Lagging, Transport
+
+_log = EventLog(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -289,7 +292,13 @@ class Consumer:
         )
         if not settings.routes.all:
             raise ConfigError("consume: nothing handles the messages; write consume(handler)")
-        if self._ledger is not None:
+        if self._ledger is None:
+            _log.warning(
+                "queue '%(queue)s' is consumed without a ledger: nothing keeps a message that is "
+                "delivered twice from being handled twice; add .idempotent(ledger, name)",
+                extra={"event": "no_ledger", "queue": self.queue},
+            )
+        else:
             settings.lifecycle = Lifecycle.under(self._ledger, settings.name, settings.policy)
             if self._ledger.can_defer:
                 settings.lifecycle.retry_queue = RetryQueue(
