@@ -1,5 +1,6 @@
 """The lists of the reference say what the code says: nothing is left out, nothing is made up."""
 
+import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,19 @@ PRESETS = (oncely.at_least_once, oncely.at_most_once, oncely.effectively_once)
 def default(cell: str) -> str:
     """What stands first in a cell, in bold or as code."""
     return re.split(r"[,;]", cell.replace("*", "").replace("`", ""))[0].strip()
+
+
+# ---- Public names ------------------------------------------------------------------------------
+
+
+def test_public_names() -> None:
+    """Each name of oncely is in the page once; every module that it names is there."""
+    found = rows("names.md")
+    named = [name for row in found if len(row) == 3 for cell in row[1:] for name in codes(cell)]
+    assert sorted(named) == sorted(oncely.__all__)
+    modules = {name for row in found for cell in row for name in codes(cell) if "oncely." in name}
+    for name in modules - {"oncely.transports"}:
+        assert importlib.import_module(name), name
 
 
 # ---- Errors ------------------------------------------------------------------------------------
