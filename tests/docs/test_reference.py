@@ -47,7 +47,7 @@ def test_public_names() -> None:
     assert sorted(named) == sorted(oncely.__all__)
     modules = {name for row in found for cell in row for name in codes(cell) if "oncely." in name}
     for name in modules - {"oncely.transports"}:
-        assert importlib.import_module(name), name
+        importlib.import_module(name)
 
 
 # ---- Errors ------------------------------------------------------------------------------------
