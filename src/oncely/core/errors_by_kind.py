@@ -16,6 +16,7 @@ _LENGTH = 300
 """Characters of an error that tell it from others."""
 _FRAME = re.compile(r'^(?P<margin>.*)  File "[^"]*", line \d+', re.MULTILINE)
 """A line of a traceback; within a group of exceptions there is a margin before it."""
+_TRACED = "Traceback (most recent call last):"
 _REFERENCE = re.compile(r"\s*\(Background on this error at: \S+\)$")
 """What SQLAlchemy ends its own errors with."""
 
@@ -45,9 +46,9 @@ def headline(error: str) -> str:
     frames = [*_FRAME.finditer(error)]
     margin = frames[-1]["margin"] if frames else ""
     lines = error[frames[-1].start() if frames else 0 :].splitlines()
-    # What belongs to a frame is further to the right.
-    of_frame = f"{margin} "
-    told = [line for line in lines if line.strip() and not (frames and line.startswith(of_frame))]
+    # What belongs to a frame is further to the right; its file may not be told.
+    of_frames = (f"{margin} ", _TRACED) if frames or error.startswith(_TRACED) else (_TRACED,)
+    told = [line for line in lines if line.strip() and not line.startswith(of_frames)]
     first, *rest = [line.removeprefix(margin).strip() for line in told] or [""]
     if rest and (first.endswith(":") or rest[0].startswith(":")):
         # So Spark tells what is wrong in Java.

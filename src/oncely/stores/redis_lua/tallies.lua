@@ -8,7 +8,7 @@ local MOST = 10000
 local function for_sender(group)
   local state, consumer = string.match(group, '^([^:]*):(.*)$')
   local count, since = 0, ''
-  local found = state == 'failed' and redis.call('ZREVRANGE', seen_key(group), 0, MOST, 'WITHSCORES') or {}
+  local found = state == 'failed' and redis.call('ZRANGE', seen_key(group), 0, MOST, 'REV', 'WITHSCORES') or {}
   for n = 1, #found, 2 do
     if waits_for_sender(consumer, found[n]) then
       count, since = count + 1, found[n + 1]
@@ -20,7 +20,7 @@ end
 local tallies = {}
 for _, group in ipairs(redis.call('SMEMBERS', prefix .. 'groups')) do
   local longest_unseen = redis.call('ZRANGE', seen_key(group), 0, 0, 'WITHSCORES')
-  local first_over = redis.call('ZRANGEBYSCORE', leases_key(group), '-inf', now_text, 'WITHSCORES', 'LIMIT', 0, 1)
+  local first_over = redis.call('ZRANGE', leases_key(group), '-inf', now_text, 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
   local waiting, since = for_sender(group)
   tallies[#tallies + 1] = {
     group,
