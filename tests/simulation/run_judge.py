@@ -159,7 +159,9 @@ class RunJudge(Judge):
                     yield f"an effect that was in doubt may be repeated: {event}"
             elif after is None or is_operator(event):
                 left.discard(key)
-            elif after.is_unknown and (policy == "hold" or (after.birth, after.fence) in happened):
+            elif after.state != "processing" or not after.is_unknown:
+                continue
+            elif policy == "hold" or (after.birth, after.fence) in happened:
                 left.add(key)
 
     def _steps(self) -> Iterator[str]:
