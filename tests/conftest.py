@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.meddling import MeddlingStore
 from tests.records import granted
+from tests.servers import spark_kafka_jars
 from tests.turns import fix_turn, not_today, report_line
 
 from oncely._util import clock as process_clock
@@ -126,6 +127,7 @@ def shared_spark() -> Iterator["SparkSession"]:
     settings = {
         "spark.master": "local[2,4]",
         "spark.sql.shuffle.partitions": "2",
+        "spark.jars": spark_kafka_jars(),
     }
     session = open_session("tests", settings)
     yield session
