@@ -705,11 +705,11 @@ class Kafka(Server):
 
 
 def spark_kafka_jars() -> str:
-    """The jars of Spark's Kafka source, as the setting `spark.jars` has them; empty if they are
-    missing.
-    """
+    """The jars of Spark's Kafka source, as the setting `spark.jars` has them."""
     folder = Path(__file__).parents[1] / ".tools" / "spark-kafka"
-    return ",".join(map(str, folder.glob("*.jar"))) if (folder / ".ready").exists() else ""
+    if not (folder / ".ready").exists():
+        raise MissingProgram(f"Spark's Kafka source is not in {folder}; type: make servers")
+    return ",".join(map(str, folder.glob("*.jar")))
 
 
 def create_topic(brokers: str, name: str, partitions: int, **settings: str) -> None:
