@@ -22,7 +22,8 @@ has_c_headers() {
 }
 
 has_kafka() {
-    [ -n "${ONCELY_TEST_KAFKA_URL:-}" ] || [ -e .tools/kafka/.ready ]
+    [ -e .tools/spark-kafka/.ready ] &&
+        { [ -n "${ONCELY_TEST_KAFKA_URL:-}" ] || [ -e .tools/kafka/.ready ]; }
 }
 
 find_missing() {
@@ -57,11 +58,16 @@ install_packages() {
         apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# Debian has no package of Kafka: it is a few jars of Maven's.
+# Debian has no package of Kafka, nor of Spark's source of it: they are a few jars of Maven's.
+get_jars() {
+    [ -e ".tools/$2/.ready" ] ||
+        { mvn --quiet --batch-mode --file "scripts/kafka/$1" dependency:copy-dependencies \
+            -DoutputDirectory="$PWD/.tools/$2" -DincludeScope=runtime &&
+            touch ".tools/$2/.ready"; }
+}
+
 get_kafka() {
-    mvn --quiet --batch-mode --file scripts/kafka/pom.xml dependency:copy-dependencies \
-        -DoutputDirectory="$PWD/.tools/kafka" -DincludeScope=runtime &&
-        touch .tools/kafka/.ready
+    get_jars pom.xml kafka && get_jars spark-pom.xml spark-kafka
 }
 
 # Debian does not put programs of servers on the PATH.
@@ -88,7 +94,7 @@ if [ -n "$missing" ]; then
 fi
 
 if ! has_kafka && has mvn java; then
-    say "bringing Kafka into .tools/kafka"
+    say "bringing Kafka, and Spark's source of it, into .tools"
     if ! said=$(get_kafka 2>&1); then
         printf '%s\n' "$said" | tail -n 20 >&2
         say "tests go without Kafka: Maven failed"

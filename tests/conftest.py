@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.meddling import MeddlingStore
 from tests.records import granted
+from tests.servers import MissingProgram, spark_kafka_jars
 from tests.turns import fix_turn, not_today, report_line
 
 from oncely._util import clock as process_clock
@@ -115,6 +116,8 @@ def shared_spark() -> Iterator["SparkSession"]:
         "spark.master": "local[2,4]",
         "spark.sql.shuffle.partitions": "2",
     }
+    with suppress(MissingProgram):
+        settings["spark.jars"] = spark_kafka_jars()
     session = open_session("tests", settings)
     yield session
     session.stop()

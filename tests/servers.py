@@ -704,6 +704,14 @@ class Kafka(Server):
             return False
 
 
+def spark_kafka_jars() -> str:
+    """The jars of Spark's Kafka source, as the setting `spark.jars` has them."""
+    folder = Path(__file__).parents[1] / ".tools" / "spark-kafka"
+    if not (folder / ".ready").exists():
+        raise MissingProgram(f"Spark's Kafka source is not in {folder}; type: make servers")
+    return ",".join(map(str, folder.glob("*.jar")))
+
+
 def create_topic(brokers: str, name: str, partitions: int, **settings: str) -> None:
     """Create a topic of Kafka, whose settings are named as there."""
     from confluent_kafka.admin import AdminClient

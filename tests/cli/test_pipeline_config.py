@@ -209,3 +209,16 @@ def test_secrets_of_a_source(project: Project, monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(ConfigError, match=wrong):
         read_config(project.save())
+
+
+def test_records_of_kafka(project: Project) -> None:
+    """Only a source of Kafka can do without [message]; in mode rows, the id alone is read."""
+    del project.tables["message"]
+    with pytest.raises(ConfigError, match=r"\[message\]: is missing"):
+        read_config(project.save())
+    project.tables["source"] = {"format": "kafka"}
+    assert read_config(project.save()).source_options == {"includeHeaders": "true"}
+    del project.tables["pipeline"]["handler"]
+    project.tables["pipeline"] |= {"mode": "rows", "table": "offsets"}
+    project.tables["columns"] = {"place": "offset"}
+    assert read_config(project.save()).message.model_dump(exclude_none=True).keys() == {"id"}

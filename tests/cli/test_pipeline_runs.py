@@ -241,13 +241,12 @@ def test_real_input(project: Project) -> None:
 @pytest.mark.usefixtures("spark")
 def test_a_source_that_spark_lacks(project: Project) -> None:
     """Spark's own words for it, and no stack."""
-    project.tables["source"] = {"format": "kafka"}
-    project.tables["message"] = {"id": "id"}
+    project.tables["source"] |= {"format": "avro"}
     code, err = project.outcome()
     assert code == 2
     said = err.splitlines()[-1]
-    assert said.startswith(f"oncely: {project.file}: [source]: [KAFKA_DATA_SOURCE_NOT_ENABLED] ")
-    assert "Failed to find data source: kafka" in said
+    assert said.startswith(f"oncely: {project.file}: [source]: [AVRO_DATA_SOURCE_NOT_ENABLED] ")
+    assert "Failed to find data source: avro" in said
     assert "SQLSTATE" not in said
     assert "Traceback" not in err
 

@@ -3,7 +3,7 @@
 from tests.turns import in_turn
 
 _FILES = (
-    *("test_demo.py", "test_fastapi.py", "test_programs.py"),
+    *("test_demo.py", "test_fastapi.py", "test_kafka_pipeline.py", "test_programs.py"),
     *("test_spark_pipeline.py", "test_wsgi.py"),
 )
 

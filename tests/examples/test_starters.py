@@ -30,7 +30,7 @@ def lines_of_code(program: Path) -> int:
 def test_all_are_here() -> None:
     """Those that are promised."""
     names = {"airflow", "celery", "django", "fastapi", "faststream", "flask", "script"}
-    assert {folder.name for folder in STARTERS} == {*names, "spark_pipeline"}
+    assert {folder.name for folder in STARTERS} == {*names, "kafka_pipeline", "spark_pipeline"}
 
 
 @pytest.mark.parametrize("folder", STARTERS, ids=lambda folder: folder.name)

@@ -203,7 +203,7 @@ def test_bad_name_of_a_header(broker: Broker) -> None:
     """A header whose name is not UTF-8 is a problem of its record alone."""
     transport = broker.open()
     transport.subscribe(broker.queue, [])
-    _produce_raw(broker, b"\xff\xfe")
+    produce_raw(broker, b"\xff\xfe")
     transport.publish(broker.queue, [Message("next")])
     wrong, following = broker.received(transport, 2)
     assert wrong.problem == "the name of a header is not UTF-8"
@@ -215,7 +215,7 @@ def test_bad_name_of_a_header(broker: Broker) -> None:
     assert letter.message.body == b"raw"
 
 
-def _produce_raw(broker: Broker, header: bytes) -> None:
+def produce_raw(broker: Broker, header: bytes) -> None:
     """Publish a record that Python's client cannot publish, by the librdkafka which it brings."""
     [file] = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*")
     library = ctypes.CDLL(str(file))

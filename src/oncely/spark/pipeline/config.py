@@ -27,6 +27,8 @@ from oncely.spark.sink.sink_options import (
 from oncely.stores.names import TABLE_NAME
 from oncely.stores.open_store import sqlite_file
 
+INNER = "oncely_inner"
+"""A column that expressions of the file do not see: what is known of a row besides."""
 Scalar = str | int | float | bool
 Text = Annotated[str, Field(min_length=1)]
 
@@ -99,7 +101,10 @@ class MessageTable(Table):
 class _PipelineFile(Table):
     pipeline: PipelineTable
     source: SourceTable
-    message: MessageTable
+    message: MessageTable = MessageTable(
+        **{name: f"{INNER}.message.{name}" for name in MessageTable.model_fields}
+    )
+    """By default that of a record of Kafka, as the transport `kafka://` would receive it."""
     columns: dict[Text, Text] = {}
     """In mode `rows`: the columns of the table, each a Spark SQL expression."""
     policy: dict[str, Any] = {}
@@ -123,6 +128,12 @@ class PipelineConfig:
         self.folder = file.absolute().parent
         self.source = tables.source
         self.message = tables.message
+        self.has_records = "message" not in tables.model_fields_set
+        """Whether Kafka's records are messages by themselves."""
+        if self.has_records and self.source.format != "kafka":
+            raise self.wrong("[message]", "is missing")
+        if self.has_records and tables.pipeline.mode == "rows":
+            self.message = MessageTable(id=tables.message.id)
         path = self.source_path = tables.source.path and self._absolute(tables.source.path)
         is_pattern = path and (has_magic(path) or "{" in path)
         if path and "://" not in path and not is_pattern and not Path(path).exists():
@@ -133,6 +144,8 @@ class PipelineConfig:
                 name: read_secret(value, name) if value.startswith("env:") else value
                 for name, value in as_text(tables.source.options).items()
             }
+        if self.has_records:
+            self.source_options["includeHeaders"] = "true"
         self.pipeline = pipeline = tables.pipeline
         self.spark = as_text(tables.spark)
         self.columns = tables.columns

@@ -12,14 +12,13 @@ from pyspark.sql.types import StringType, StructField, StructType, VariantType
 from oncely.core.ids import ID_IS_NO_STRING
 from oncely.spark.failures import cause_of, first_line
 from oncely.spark.option_values import quoted, unquoted
-from oncely.spark.pipeline.config import PipelineConfig
+from oncely.spark.pipeline.config import INNER, PipelineConfig
+from oncely.spark.pipeline.kafka_records import message_of_record
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN
 
 _CORRUPT = "_corrupt_record"
 _RAW_ID = "oncely_raw_id"
 _LINE = "oncely_line"
-_INNER = "oncely_inner"
-"""The column with what `_diagnosis` says, which expressions of the file do not see."""
 _STAR = re.compile(
     r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`)|([(,]\s*)\*(\s*EXCEPT\s*\()?""", re.IGNORECASE
 )
@@ -44,7 +43,7 @@ def read_messages(spark: SparkSession, config: PipelineConfig) -> DataFrame:
         for name, expression in config.message.model_dump(exclude_none=True).items()
     ]
     parts += [_typed(rows, config, "columns", *column)[0] for column in config.columns.items()]
-    told = [f.col(f"{_INNER}.{name}").alias(name) for name in (ROW_COLUMN, BROKEN_COLUMN)]
+    told = [f.col(f"{INNER}.{name}").alias(name) for name in (ROW_COLUMN, BROKEN_COLUMN)]
     return rows.select(*parts, *told)
 
 
@@ -74,7 +73,11 @@ def _read_rows(spark: SparkSession, config: PipelineConfig) -> DataFrame:
         if _CORRUPT not in (source.schema_ or ""):
             inner.add(_CORRUPT)
         names = [quoted(name) for name in rows.columns if name not in inner]
-        return rows.select(*names, f.struct(*_diagnosis(rows, config)).alias(_INNER))
+        told = _diagnosis(rows, config)
+        if config.has_records:
+            message = message_of_record()
+            told = [told[0], message["problem"].alias(BROKEN_COLUMN), message.alias("message")]
+        return rows.select(*names, f.struct(*told).alias(INNER))
     except PySparkException as error:
         raise config.wrong("[source]", first_line(error)) from error
     except Py4JJavaError as error:
@@ -161,7 +164,7 @@ def _typed(
 
 def _without_inner(found: re.Match[str]) -> str:
     quotes, before, excepted = found.groups()
-    return quotes or f"{before}* EXCEPT ({_INNER}{', ' if excepted else ')'}"
+    return quotes or f"{before}* EXCEPT ({INNER}{', ' if excepted else ')'}"
 
 
 def _diagnosis(rows: DataFrame, config: PipelineConfig) -> list[Column]:

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import methodcaller
-from typing import Any, NamedTuple
-
-from confluent_kafka import Message as Arrived
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.core.cloudevents import fields_of
 from oncely.core.errors import MessageError
 from oncely.core.message import Message
 from oncely.transports.transport import OURS, check_header, too_large
+
+if TYPE_CHECKING:
+    # Spark's tasks read records, too, and have another client.
+    from confluent_kafka import Message as Arrived
 
 _ID = "message-id"
 _FIELDS = {"type": "type", "source": "source", "content-type": "content_type"}
@@ -19,6 +21,8 @@ _FIELDS = {"type": "type", "source": "source", "content-type": "content_type"}
 _TIME = f"{OURS}time"
 _TOMBSTONE = "kafka-tombstone"
 """A header of messages whose record has no value: in a compacted topic, its key is deleted."""
+
+BAD_NAME = "the name of a header is not UTF-8"
 
 _read_headers = methodcaller("headers")
 """Not a method call in Python: that does not always look whether C has raised an error, as it does
@@ -37,7 +41,7 @@ class Record(NamedTuple):
     """Why it cannot be read."""
 
 
-def received(arrived: Arrived) -> Record:
+def received(arrived: "Arrived") -> Record:
     """The record of any publisher, which can be published again as it is. To be called once: after
     a name that is not UTF-8, the next call for the headers would return what ends the process.
     """
@@ -45,13 +49,18 @@ def received(arrived: Arrived) -> Record:
     try:
         headers += _read_headers(arrived) or ()
     except (SystemError, UnicodeDecodeError):
-        problem = "the name of a header is not UTF-8"
+        problem = BAD_NAME
+    record = Record(arrived.value(), arrived.key(), headers, problem)
+    return published_at(record, arrived.timestamp()[1])
+
+
+def published_at(record: Record, timestamp_ms: int) -> Record:
+    """The record with its timestamp as the message's time, where its publisher has set no other."""
     time = ""
     with suppress(ValueError, OverflowError, OSError):
-        time = datetime.fromtimestamp(arrived.timestamp()[1] / 1_000, UTC).isoformat()
+        time = datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat()
     # The first header of a name counts: the publisher's, if there is one.
-    headers.append((_TIME, time.encode()))
-    return Record(arrived.value(), arrived.key(), headers, problem)
+    return record._replace(headers=[*record.headers, (_TIME, time.encode())])
 
 
 def record_of(message: Message, id_header: str) -> Record:
