@@ -87,7 +87,8 @@ class WaitingJudge(Judge):
 
     def _wrong_row(self, event: Event) -> str | None:
         key, before, after = (event.facts[name] for name in ("key", "before", "after"))
-        self._rows[key] = after
+        # Who was about to remove what was done does so also when an operator forgets it meanwhile.
+        self._rows[key] = before if after is None and is_operator(event) else after
         if before is None or after is None or is_operator(event):
             return None
         waits = before.state == "failed" and before.lease_until is not None
