@@ -183,10 +183,13 @@ def test_progress(shop: Shop, command: Command, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_memory_alone(shop: Shop, command: Command) -> None:
-    """A queue in memory is drained; that nobody else can fill it is told."""
+    """A queue in memory is drained; that nobody else can fill it is told, and that no ledger is
+    there.
+    """
     code, out, err = command("consume", "shop:in_memory", "--drain")
     assert (code, out.split()[:2]) == (0, ["received", "0"])
-    [line] = told(err)
+    line, other = told(err)
+    assert other.endswith("event=no_ledger")
     said = "the queue is in memory: no other process can publish to it event=queue_in_memory"
     assert line.endswith(said)
 
