@@ -76,7 +76,7 @@ kafka-kills: .venv/.ready servers ## kill workers at a topic of Kafka, and the b
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_KAFKA_KILLS=$(or $(N),100000) scripts/pytest.sh tests/integration/test_queue_kills.py -k kafka
 
 bridge-kills: .venv/.ready servers ## kill a bridge N times at each broker that has a source (N=50)
-	@ONCELY_TEST_BRIDGE_KILLS=$(or $(N),50) scripts/pytest.sh tests/integration/test_ready_sources.py -k killed
+	@ONCELY_TEST_ALL=1 ONCELY_TEST_BRIDGE_KILLS=$(or $(N),50) scripts/pytest.sh tests/integration/test_ready_sources.py -k killed
 
 lake-kills: .venv/.ready ## two writers try N batches of Delta and of Iceberg, with a kill for every third (N=1000)
 	@ONCELY_TEST_LAKE_KILLS=$(or $(N),1000) ONCELY_TEST_ALL=1 scripts/pytest.sh tests/lake/test_kills.py --timeout 86400

@@ -20,6 +20,8 @@ _A_DAY = {
     "batches": 2,
     "long on Spark": 3,
     "brokers fail": 3,
+    "bridges": 2,
+    "demos": 1,
     "processes are killed": 4,
     "lake writers are killed": 1,
     "long": 2,

@@ -38,6 +38,7 @@ def found(folder: Path) -> tuple[int, Counter[str]]:
     return completed, Counter(line.split()[0] for line in bank)
 
 
+@pytest.mark.in_turn("demos")
 def test_decided_by_the_command_line(
     in_process: InProcess, tmp_path: Path, env: dict[str, str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_decided_by_the_command_line(
     assert found(folder) == (30, ONCE_EACH | {"order-21": 2})
 
 
+@pytest.mark.in_turn("demos")
 def test_decided_in_the_dashboard(tmp_path: Path, env: dict[str, str]) -> None:
     """In a terminal it opens the dashboard, and ends when somebody has decided there."""
     terminal, inner = pty.openpty()

@@ -83,6 +83,7 @@ ODD: list[tuple[bytes | None, Any]] = [
 ]
 
 
+@pytest.mark.in_turn("pipelines")
 def test_odd_records(project: Project, broker: Broker) -> None:
     """Spark and the transport make the same messages of any record, and refuse the same ones."""
     broker.produce(*({"value": each, "headers": told, "key": each} for each, told in ODD))

@@ -66,6 +66,7 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         demo.stdout.close()
 
 
+@pytest.mark.in_turn("demos")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_no_worker_outlives_it(demo: subprocess.Popen[str], number: signal.Signals) -> None:
     """A signal to the demo alone ends its workers, its relay and its dashboard."""
@@ -74,6 +75,7 @@ def test_no_worker_outlives_it(demo: subprocess.Popen[str], number: signal.Signa
     assert processes_of(demo.pid) == []
 
 
+@pytest.mark.in_turn("demos")
 def test_it_waits_for_a_slow_end(demo: subprocess.Popen[str]) -> None:
     """The demo ends after the slowest of what it has started."""
     [web] = [pid for pid in processes_of(demo.pid) if "web" in words_of(pid)]

@@ -109,6 +109,7 @@ def received(source: Source, count: int) -> list[Message]:
     return sorted((replace(each, time=None) for each in found), key=lambda each: each.body)
 
 
+@pytest.mark.in_turn("bridges")
 @pytest.mark.timeout(600 + 60 * KILLS)
 @pytest.mark.parametrize("broker", [*SENDERS])
 def test_killed_again_and_again(broker: str, url: str, queue: str, sqlite_ledger_url: str) -> None:
@@ -152,6 +153,7 @@ def test_messages_stay_as_they_are(broker: str, url: str, queue: str) -> None:
         assert received(source, 3) == first
 
 
+@pytest.mark.in_turn("bridges")
 # nats-py leaves the connection to a silent server to the collector.
 @pytest.mark.filterwarnings("ignore:unclosed")
 def test_cut_off(broker: str, url: str, queue: str, tmp_path: Path) -> None:

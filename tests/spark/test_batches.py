@@ -199,6 +199,7 @@ def test_in_doubt(
         assert shop.given == [{"a", "b"}, {"a", "b"}]
 
 
+@pytest.mark.in_turn("batches")
 @pytest.mark.parametrize("policy", ["hold", "handlers:batch_happened"])
 def test_an_error_after_which_nobody_knows(
     frame: Frame, shop: Shop, settings: dict[str, Any], policy: str
