@@ -211,13 +211,6 @@ MUTANTS = [
         seed=33,
     ),
     Mutant(
-        "what has failed since it was taken is taken for done",
-        "ledger/mailbox.py",
-        "transaction.remove([each for each in done if each.number in held])",
-        "transaction.remove(done)",
-        seed=2900,
-    ),
-    Mutant(
         "what is to be tried again is not kept with its record",
         LIFECYCLE,
         "Write(command, () if queue is None else queue.rows_of(turn), removed=removed)",
