@@ -1,8 +1,10 @@
 """What a process does with a ledger in SQL, as operators see it."""
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tests.conditions import LIMIT_S, wait_until
@@ -10,7 +12,7 @@ from tests.conformance.conftest import ledger_url_of
 from tests.records import granted, record_of
 
 from oncely import ops
-from oncely.core.activity import AuditEntry, Run, quantile_s
+from oncely.core.activity import AuditEntry, Run, Worker, quantile_s
 from oncely.core.commands import ClaimOutcome, Granted
 from oncely.core.errors import FencedError
 from oncely.core.policy import Policy
@@ -170,3 +172,30 @@ def test_purged(ledger: Ledger) -> None:
 
 def _unreachable(*_: object) -> None:
     raise OSError("away")
+
+
+# ---- What brokers hold -------------------------------------------------------------------------
+
+
+def test_lags(tmp_path: Path) -> None:
+    """As the workers that live have said last, the highest of each queue; not as those that have
+    stopped, or are silent.
+    """
+    file = tmp_path / "ledger.db"
+    with closing(open_ledger(f"sqlite:///{file}")) as ledger:
+        ledger.migrate()
+        told: dict[str, dict[str, int] | None] = {"a": {"x": 5, "y": 1}, "b": {"x": 7}, "c": None}
+        for id_, lags in told.items():
+            worker = Worker(id_, "consumer", "billing", "host", 1, "1.0", 0.0, 0.0, 0, lags=lags)
+            ledger.operations.keep_worker(worker, [])
+
+        def waiting() -> dict[str, int]:
+            found = ledger.mailbox.broker_backlogs()
+            return {name: backlog.waiting for name, backlog in found.items()}
+
+        assert waiting() == {"x": 7, "y": 1}
+        ledger.operations.end_worker("b")
+        assert waiting() == {"x": 5, "y": 1}
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE message_workers SET seen = seen - 60")
+        assert waiting() == {}

@@ -27,7 +27,7 @@ from oncely.lifecycle.wrapping import check_called, check_takes
 from oncely.middleware.chain import Middleware, check
 from oncely.once import check_transaction
 from oncely.transports.open_transport import open_transport
-from oncely.transports.transport import Lagging, Transport
+from oncely.transports.transport import LagReporter, Transport
 
 _log = EventLog(__name__)
 
@@ -268,7 +268,7 @@ class Consumer:
                 transport.subscribe(self.queue, topics, alone=settings.is_ordered)
                 if self._ledger is not None:
                     self._ledger.recorder.works_as("consumer", settings.name)
-                    if isinstance(transport, Lagging):
+                    if isinstance(transport, LagReporter):
                         lags = partial(transport.lags, self.queue)
                         told.enter_context(self._ledger.recorder.telling_lags(lags))
                 with rarely_collecting():

@@ -202,11 +202,12 @@ class LedgerMailbox(Mailbox):
         """The same of each queue of a broker that tells, as its consumers have said last; nothing
         of consumers that are gone.
         """
-        told, most = [each for each in self._store.workers() if each.lags], dict[str, int]()
-        for each in told:
-            if each.ended is None and self._store.load(()).now - each.seen <= LATE_S:
-                for name, count in (each.lags or {}).items():
-                    most[name] = max(count, most.get(name, 0))
+        telling = [each for each in self._store.workers() if each.lags and each.ended is None]
+        if not telling:
+            return {}
+        since, most = self._store.load(()).now - LATE_S, dict[str, int]()
+        for lags in (each.lags or {} for each in telling if each.seen >= since):
+            most |= {name: max(count, most.get(name, 0)) for name, count in lags.items()}
         return {name: Backlog(most[name], set_aside=0, lag_s=0.0) for name in sorted(most)}
 
     def free_in_s(self, queue: str) -> float | None:

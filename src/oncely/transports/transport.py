@@ -125,7 +125,7 @@ class Transport(Protocol):
 
 
 @runtime_checkable
-class Lagging(Protocol):
+class LagReporter(Protocol):
     """A transport whose broker tells how far consumers are behind, which nobody sees otherwise."""
 
     def lags(self, queue: str) -> Mapping[str, int]:
