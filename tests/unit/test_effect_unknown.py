@@ -1,6 +1,6 @@
 """A handler that has its effect, and then raises an error after which nobody knows that."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -8,11 +8,17 @@ from sqlalchemy import Connection
 from tests.logs import events_in
 from tests.unit.conftest import Queue, Sql
 from tests.unit.test_consumer_transactional import INSERT
+from werkzeug.test import Client
 
 from oncely.consumer import Consumer
+from oncely.core.control import EffectUnknown
+from oncely.core.errors import InDoubtError
 from oncely.core.message import Message
 from oncely.core.policy import effectively_once
 from oncely.core.record import Key, State
+from oncely.http import WsgiIdempotencyKey
+from oncely.ledger.ledger import Ledger
+from oncely.once import once
 
 
 class Bank:
@@ -60,3 +66,32 @@ def test_consumer(
     if is_held:
         sql.ledger.happened(key)
     assert (sql.record("3").state is State.COMPLETED) is (is_probed or is_held)
+
+
+def test_callers(ledger: Ledger) -> None:
+    """The caller of a function gets the error, and so does the server of a request; who asks again
+    is told that nobody knows, and nothing is repeated.
+    """
+    paid: list[str] = []
+
+    @once(ledger, consumer="billing", key=lambda id_: id_, policy=effectively_once())
+    def pay(id_: str) -> None:
+        paid.append(id_)
+        raise ConnectionResetError("no answer")
+
+    def shop(_: Any, __: Any) -> Iterable[bytes]:
+        paid.append("request")
+        raise EffectUnknown("no answer")
+
+    keyed = WsgiIdempotencyKey(shop, ledger, consumer="api", policy=effectively_once())
+    client = Client(keyed)
+    with pytest.raises(ConnectionResetError):
+        pay("1")
+    with pytest.raises(InDoubtError):
+        pay("1")
+    with pytest.raises(EffectUnknown):
+        client.post("/", headers={"Idempotency-Key": "k"})
+    again = client.post("/", headers={"Idempotency-Key": "k"})
+    assert (again.status_code, paid) == (409, ["1", "request"])
+    assert again.json is not None
+    assert again.json["code"] == "idempotency_in_doubt"
