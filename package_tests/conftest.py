@@ -15,12 +15,14 @@ from tests.server_fixtures import (  # noqa: F401 - fixtures.
     kafka_url,
     mariadb,
     mysql_url,
+    nats_url,
     postgresql,
     postgresql_url,
     rabbitmq,
     rabbitmq_url,
     redis_server,
     redis_url,
+    sqs_url,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -59,11 +61,16 @@ Install = Callable[..., Path]
 
 @pytest.fixture
 def install(built: Built, tmp_path: Path) -> Install:
-    """Makes a venv with the wheel, some of its extras and packages besides; gives its Python."""
+    """Makes a venv with the wheel, some of its extras and packages besides; gives its Python.
 
-    def installed(extras: Sequence[str], *packages: str) -> Path:
+    `on` is the Python that it is made with.
+    """
+
+    def installed(
+        extras: Sequence[str], *packages: str, on: str | Path = sys.executable
+    ) -> Path:
         venv = tmp_path / "venv"
-        uv("venv", "--python", sys.executable, venv)
+        uv("venv", "--python", on, venv)
         python = venv / "bin" / "python"
         names = f"[{','.join(extras)}]" if extras else ""
         uv(

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,19 @@ def readme_example(folder: Path) -> Path:
     program = folder / "readme.py"
     program.write_text(blocks[0])
     return program
+
+
+def python_of(version: str) -> Path:
+    """This Python, or another one that is on the machine."""
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
+        return Path(sys.executable)
+    # pyenv puts a program of this name on the PATH for versions that are not switched on, too.
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [*root.glob(f"versions/{version}.*/bin/python"), shutil.which(f"python{version}")]
+    for python in found:
+        if python and subprocess.run([python, "-c", ""], check=False).returncode == 0:
+            return Path(python)
+    pytest.skip(f"Python {version} is not on this machine; bring it with uv python install")
 
 
 def run(python: Path, program: Path, *arguments: str, path: str = os.environ["PATH"]) -> None:
@@ -59,9 +73,12 @@ def test_java(install: Install, tmp_path: Path) -> None:
     run(python, SMOKE / "with_spark.py", path=str(_programs_without_java(tmp_path / "programs")))
 
 
-def test_all(install: Install, request: pytest.FixtureRequest) -> None:
-    """With `all` every feature works, side by side."""
-    python = install(["all"], *(package for each in DRIVERS.values() for package in each))
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_all(version: str, install: Install, request: pytest.FixtureRequest) -> None:
+    """With `all` every feature works, side by side, on every Python that the package names."""
+    drivers = (package for each in DRIVERS.values() for package in each)
+    python = install(["all"], *drivers, on=python_of(version))
+    run(python, readme_example(python.parents[2]))
     for extra in EXTRAS:
         if extra != "nothing":
             arguments = [request.getfixturevalue(SERVERS[extra])] if extra in SERVERS else []
