@@ -73,6 +73,8 @@ def test_java(install: Install, tmp_path: Path) -> None:
     run(python, SMOKE / "with_spark.py", path=str(_programs_without_java(tmp_path / "programs")))
 
 
+# Spark starts five times, among others: longer than other tests on a busy machine.
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_all(version: str, install: Install, request: pytest.FixtureRequest) -> None:
     """With `all` every feature works, side by side, on every Python that the package names."""
