@@ -66,9 +66,7 @@ def install(built: Built, tmp_path: Path) -> Install:
     `on` is the Python that it is made with.
     """
 
-    def installed(
-        extras: Sequence[str], *packages: str, on: str | Path = sys.executable
-    ) -> Path:
+    def installed(extras: Sequence[str], *packages: str, on: str | Path = sys.executable) -> Path:
         venv = tmp_path / "venv"
         uv("venv", "--python", on, venv)
         python = venv / "bin" / "python"
