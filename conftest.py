@@ -20,7 +20,13 @@ pytest.register_assert_rewrite("tests.conformance")
 
 _SCOPES = {
     "spark": (
-        *(f"docs/how-to/spark{name}.md" for name in ("", "-kafka", "-local", "-notebook")),
+        *(
+            f"docs/how-to/spark{name}.md"
+            for name in (
+                *("", "-failures", "-kafka", "-local", "-notebook"),
+                *("-read", "-settings", "-tables"),
+            )
+        ),
         *(
             f"tests/spark/test_{name}.py"
             for name in (

@@ -15,7 +15,7 @@ WORDS = (
     *("RabbitMQ", "Redis", "retry", "Spark", "SQLite", "Stripe", "webhook"),
 )
 """Each is to lead to a page, which has all of its words."""
-GUIDED = ("cleanup", "dedup", "lock", "timeout", "ttl")
+GUIDED = ("cleanup", "dedup", "lock", "timeout", "tracker", "ttl", "upgrade")
 """Each is to lead to a guide or an explanation: the API has methods with such names."""
 _ENGLISH = SearchEnglish({})
 

@@ -118,7 +118,7 @@ def test_worker_notices(url: str, was_there: bool, caplog: pytest.LogCaptureFixt
 
 def _raise_horizons(url: str, until: float) -> None:
     """By the statements of the documentation."""
-    page = (Path(__file__).parents[2] / "docs/how-to/operating.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/maintain.md").read_text()
     [block] = re.findall(r"```sql\n( +INSERT INTO message_consumers .*?)```", page, re.DOTALL)
     engine = create_engine(
         url.replace("postgresql:", "postgresql+psycopg:").replace("mysql:", "mysql+pymysql:")
