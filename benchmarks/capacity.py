@@ -189,12 +189,21 @@ def ways(url: str, ledger: Ledger) -> dict[str, tuple[int, Callable[[Ids], None]
         consumer = Consumer(transport, "orders").idempotent(ledger, CONSUMER)
         consumer.consume(lambda message: None, drain=True)
 
+    def deferred(ids: Ids) -> None:
+        broker = open_transport("memory://outbox")
+        broker.subscribe("sent", [])
+        broker.publish("orders", [Message(ids(), b"{}") for _ in range(_BATCH)])
+        consumer = Consumer(broker, "orders").idempotent(ledger, "sender")
+        report = consumer.consume(lambda message: message.send("sent", {}), drain=True)
+        assert report.deferred_sent == _BATCH
+
     return {
         "batches of 1,000": (20_000, lambda ids: processed(ledger, 20_000, ids)),
         "once, 1 thread": singly(call, 2_000),
         "once, 64 threads": singly(call, 5_000, 64),
         "once in a transaction with a row, 1 thread": singly(book, 2_000),
         "queue in the database: publish 1,000, consume": (5_000, queued),
+        "outbox: a consumer whose handler sends a message": (_BATCH, deferred),
     }
 
 
