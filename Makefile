@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills lake-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-watching bench-dashboard demo clean
+.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills lake-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-capacity bench-watching bench-dashboard demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench-spark: .venv/.ready servers ## mode rows on PostgreSQL beside COPY without
 
 bench-large: .venv/.ready servers ## what operators ask of ledgers with 30,000,000 and 5,000,000 records
 	@PYTHONPATH=. $(BIN)/python benchmarks/large_ledger.py
+
+bench-capacity: .venv/.ready servers ## what a ledger in PostgreSQL needs: bytes, log, flushes, connections
+	@PYTHONPATH=. $(BIN)/python benchmarks/capacity.py
 
 bench-watching: .venv/.ready servers ## what it costs writers that operators can look
 	@PYTHONPATH=. $(BIN)/python benchmarks/watching.py

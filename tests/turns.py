@@ -36,6 +36,7 @@ _A_DAY = {
     "broken off": 8,
     "waiting plans": 6,
     "other brokers of frameworks": 1,
+    "failovers": 1,
 }
 """How many of the tests with the mark `in_turn` and this name a run has."""
 
