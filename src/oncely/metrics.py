@@ -164,11 +164,11 @@ class Metrics:
         )
 
     def watch(self, ledger: Ledger, *, records: bool = True) -> None:
-        """Also show how many records `ledger` has, and how many messages wait there. Each scrape
-        asks the store, and reads the table of records unless `records` is False.
+        """Also show how many records `ledger` has, unless `records` is False, and how many messages
+        wait there. Each scrape asks the store; on MariaDB it reads the whole table for the records.
 
-        Where the store is away, or has many records, the scrape waits for it. Raises ConfigError
-        for a second ledger: the gauges have no label for the ledger.
+        Where the store is away, the scrape waits for it. Raises ConfigError for a second ledger:
+        the gauges have no label for the ledger.
         """
         if self._watches:
             raise ConfigError(

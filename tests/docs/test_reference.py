@@ -14,7 +14,7 @@ from tests.docs.pages import DOCS, codes, named, rows
 
 import oncely
 from oncely import http, spark
-from oncely.cli import DONE, FAILURES, WRONG
+from oncely.cli import AWAY, DONE, FAILURES, WRONG
 from oncely.core.durations import seconds
 from oncely.core.policy import _CHOICES, POLICY_FIELDS, Policy
 from oncely.metrics import LedgerGauges, Metrics
@@ -276,6 +276,6 @@ def test_exit_codes() -> None:
     names = {name for name, _ in every_command()}
     said = named("exit-codes.md", "By command")
     assert sorted(said) == sorted(names)
-    assert [row[0] for row in rows("exit-codes.md")][:3] == [
-        str(code) for code in (DONE, FAILURES, WRONG)
+    assert [row[0] for row in rows("exit-codes.md")][:4] == [
+        str(code) for code in (DONE, FAILURES, WRONG, AWAY)
     ]

@@ -104,7 +104,9 @@ class _Monitor:
         from oncely.metrics import LedgerGauges
 
         # One for all scrapes: it remembers whether the ledger could be read.
-        self._gauges = None if ledger is None else LedgerGauges(ledger, records=False)
+        self._gauges = None
+        if ledger is not None:
+            self._gauges = LedgerGauges(ledger, records=ledger.counts_quickly)
         self._ledger = ledger
         self._healths = healths
         self._folder = folder
