@@ -681,7 +681,9 @@ def test_check(at: OnFile, command: Command) -> None:
     assert (code, err) == (1, "")
     retention, lease = out.splitlines()
     assert retention.startswith("The retention (7d) is not longer than the replay window (14d):")
-    assert lease.startswith("The lease (5m) is not shorter than the broker's acknowledgement timeout (5m)")
+    assert lease.startswith(
+        "The lease (5m) is not shorter than the broker's acknowledgement timeout (5m)"
+    )
     assert json.loads(command("check", "--json", *settings).out) == {"problems": [retention, lease]}
     with closing(sqlite3.connect(at.file)) as connection:
         connection.execute("ALTER TABLE processed_messages DROP COLUMN result")
