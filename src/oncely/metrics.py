@@ -280,7 +280,7 @@ class LedgerGauges:
         for_sender = GaugeMetricFamily("oncely_waiting_for_sender", text, labels=labels)
         now = self._ledger.now()
         for (consumer, state), tally in self._ledger.tallies(_EXACT).items():
-            records.add_metric([consumer, state.value], tally.count)
+            records.add_metric([consumer, state.word], tally.count)
             if state is State.FAILED:
                 for_sender.add_metric([consumer], tally.for_sender)
             if state is State.PROCESSING:

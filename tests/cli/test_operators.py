@@ -674,8 +674,8 @@ def test_check(at: OnFile, command: Command) -> None:
     schema that somebody has changed is a problem too.
     """
     assert command("check") == (0, "no problems\n", "")
-    settings = ("--replay-window", "14d", "--broker-timeout", "30m")
-    assert json.loads(command("check", "--json", *settings).out) == {"problems": []}
+    defaults = ("--replay-window", "14d", "--broker-timeout", "30m")
+    assert json.loads(command("check", "--json", *defaults).out) == {"problems": []}
     settings = ("--replay-window", "14d", "--retention", "7d", "--broker-timeout", "5m")
     code, out, err = command("check", *settings)
     assert (code, err) == (1, "")

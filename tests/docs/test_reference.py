@@ -284,7 +284,7 @@ def test_what_takes_a_policy() -> None:
     """What the page names as without a policy has none; whatever asks for a claim has one."""
     text = (DOCS / "reference" / "policies.md").read_text()
     [told] = re.findall(r"^.*Without a policy are (.*)\.$", text, re.MULTILINE)
-    without = {
+    without: set[Any] = {
         *(oncely.bridge, oncely.Relay, http.webhook, upsert, MessageTracker),
         *(ProcessedMessageRepository, lake.write_delta, lake.write_iceberg),
     }

@@ -116,7 +116,7 @@ def test_records_are_watched(
     watched.complete(granted(watched.claim(KEYS[0])))
     watched.claim(KEYS[1], "10s", Policy())
     clock.advance(30)
-    assert value("oncely_records", consumer="billing", state="sent") == 1
+    assert value("oncely_records", consumer="billing", state="completed") == 1
     assert value("oncely_records", consumer="billing", state="processing") == 1
     assert value("oncely_in_doubt", consumer="billing") == 1
     assert value("oncely_in_doubt_age_seconds", consumer="billing") == 30
