@@ -74,9 +74,10 @@ OnProgress = Callable[[RelayReport], None]
 class Relay:
     """Publishes the outbox of `ledger` through `transport`, at least once and under the same ids.
 
-    It takes `batch` messages at a time; nobody else is given them for the time of `visibility`. Those
-    of one lane (see WaitingMessage) are published one after another, each when the one before is
-    confirmed: a batch of a single lane takes as many exchanges with the broker as it has messages.
+    It takes `batch` messages at a time; nobody else is given them for the time of `visibility`.
+    Those of one lane (see WaitingMessage) are published one after another, each when the one before
+    is confirmed: a batch of a single lane takes as many exchanges with the broker as it has
+    messages.
     When that time is over, nothing more of the batch is published; a message that is being
     published at that moment may be published by another relay, too. So choose a time that is much
     longer than a batch takes. Messages that a dead relay has taken wait until it is over.
