@@ -135,7 +135,6 @@ def asked_of_away() -> Iterator[list[str]]:
             yield [*shlex.split(example)[1:], "--ledger", AWAY]
     yield ["archive", "--to", "out", "--ledger", AWAY]
     yield ["dead", "discard", "42", "--yes", "--ledger", AWAY]
-    yield ["bridge", "amqp://u:geheim@127.0.0.1:1", "--queue", "q"]
     yield from (
         ["migrate", "--ledger", f"{kind}://u:geheim@127.0.0.1:1/0"] for kind in ("redis", "mysql")
     )
