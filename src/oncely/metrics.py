@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.commands import (
@@ -238,13 +239,16 @@ def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
 
 
 class LedgerGauges:
-    """The gauges of a ledger, read at each scrape: its records, where they are wanted, and the
-    messages that wait.
+    """The gauges of a ledger, read at each scrape: its records, where they are wanted, and at most
+    every so many seconds; and the messages that wait.
     """
 
-    def __init__(self, ledger: Ledger, *, records: bool) -> None:
+    def __init__(self, ledger: Ledger, *, records: bool, every_s: float = 0.0) -> None:
         self._ledger = ledger
         self._records = records
+        self._every_s = every_s
+        self._counted: Sequence[Metric] = ()
+        self._count_at = 0.0
         self._outage = Outage(
             _log,
             "gauges_failed",
@@ -263,7 +267,10 @@ class LedgerGauges:
         when it begins and when it ends.
         """
         try:
-            yield from self._gauges() if self._records else []
+            if self._records and monotonic() >= self._count_at:
+                self._counted = self._gauges()
+                self._count_at = monotonic() + self._every_s
+            yield from self._counted
             yield from self._waiting()
         except Exception as error:  # noqa: BLE001 - the other metrics have to be shown all the same.
             self._outage.met(error)
