@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely.core.commands import (
@@ -164,11 +165,11 @@ class Metrics:
         )
 
     def watch(self, ledger: Ledger, *, records: bool = True) -> None:
-        """Also show how many records `ledger` has, and how many messages wait there. Each scrape
-        asks the store, and reads the table of records unless `records` is False.
+        """Also show how many records `ledger` has, unless `records` is False, and how many messages
+        wait there. Each scrape asks the store; on MariaDB it reads the whole table for the records.
 
-        Where the store is away, or has many records, the scrape waits for it. Raises ConfigError
-        for a second ledger: the gauges have no label for the ledger.
+        Where the store is away, the scrape waits for it. Raises ConfigError for a second ledger:
+        the gauges have no label for the ledger.
         """
         if self._watches:
             raise ConfigError(
@@ -238,13 +239,16 @@ def _count_each(counter: Counter, messages: Sequence[WaitingMessage]) -> None:
 
 
 class LedgerGauges:
-    """The gauges of a ledger, read at each scrape: its records, where they are wanted, and the
-    messages that wait.
+    """The gauges of a ledger, read at each scrape: its records, where they are wanted, and at most
+    every so many seconds; and the messages that wait.
     """
 
-    def __init__(self, ledger: Ledger, *, records: bool) -> None:
+    def __init__(self, ledger: Ledger, *, records: bool, every_s: float = 0.0) -> None:
         self._ledger = ledger
         self._records = records
+        self._every_s = every_s
+        self._counted: Sequence[Metric] = ()
+        self._count_at = 0.0
         self._outage = Outage(
             _log,
             "gauges_failed",
@@ -263,7 +267,10 @@ class LedgerGauges:
         when it begins and when it ends.
         """
         try:
-            yield from self._gauges() if self._records else []
+            if self._records and monotonic() >= self._count_at:
+                self._counted = self._gauges()
+                self._count_at = monotonic() + self._every_s
+            yield from self._counted
             yield from self._waiting()
         except Exception as error:  # noqa: BLE001 - the other metrics have to be shown all the same.
             self._outage.met(error)
@@ -280,7 +287,7 @@ class LedgerGauges:
         for_sender = GaugeMetricFamily("oncely_waiting_for_sender", text, labels=labels)
         now = self._ledger.now()
         for (consumer, state), tally in self._ledger.tallies(_EXACT).items():
-            records.add_metric([consumer, state.value], tally.count)
+            records.add_metric([consumer, state.word], tally.count)
             if state is State.FAILED:
                 for_sender.add_metric([consumer], tally.for_sender)
             if state is State.PROCESSING:

@@ -12,7 +12,7 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.outage import Outage
 from oncely._util.pauses import pause_s
-from oncely.core.durations import Duration, positive_seconds, seconds
+from oncely.core.durations import Duration, positive_seconds
 from oncely.core.errors import (
     BrokerRefused,
     ConfigError,
@@ -74,12 +74,13 @@ OnProgress = Callable[[RelayReport], None]
 class Relay:
     """Publishes the outbox of `ledger` through `transport`, at least once and under the same ids.
 
-    It takes `batch` messages at a time; nobody else is given them for the time of `hold`. Those of
-    one lane (see WaitingMessage) are published one after another, each when the one before is
-    confirmed: a batch of a single lane takes as many exchanges with the broker as it has messages.
-    When the hold is over, nothing more of the batch is published; a message that is being published
-    at that moment may be published by another relay, too. So choose a hold that is much longer than
-    a batch takes. Messages that a dead relay held wait until the hold is over.
+    It takes `batch` messages at a time; nobody else is given them for the time of `visibility`.
+    Those of one lane (see WaitingMessage) are published one after another, each when the one before
+    is confirmed: a batch of a single lane takes as many exchanges with the broker as it has
+    messages.
+    When that time is over, nothing more of the batch is published; a message that is being
+    published at that moment may be published by another relay, too. So choose a time that is much
+    longer than a batch takes. Messages that a dead relay has taken wait until it is over.
 
     A message that its destination cannot take now, because a queue is full, say, is retried after
     the delays of `backoff`, the last of which repeats, and is set aside after `tries`. Until then
@@ -102,7 +103,7 @@ class Relay:
         transport: Transport,
         *,
         batch: int = 100,
-        hold: Duration = "30s",
+        visibility: Duration = "30s",
         tries: int = 10,
         backoff: Sequence[Duration] | Duration = ("30s", "2m", "5m"),
         poll: Duration = "1s",
@@ -112,15 +113,13 @@ class Relay:
     ) -> None:
         if type(batch) is not int or batch < 1:
             raise ConfigError(f"batch: {batch!r} is not a whole number of 1 or more")
-        hold_s = seconds(hold, "hold")
-        if not hold_s:
-            raise ConfigError('hold: a hold of zero holds nothing; write "30s"')
+        harm = 'take each message again and again; write "30s"'
+        self._visibility_s = positive_seconds(visibility, "visibility", harm)
         harm = 'look for messages without a rest; write "1s"'
         self._poll_s = positive_seconds(poll, "poll", harm)
         self._ledger = checked_ledger(ledger)
         self._transport = transport
         self._batch = batch
-        self._hold_s = hold_s
         self._retries = Policy(tries=tries, backoff=backoff)
         self._creates = create_queues
         self._observer = metrics or ledger.recorder.metrics
@@ -328,10 +327,9 @@ class _RelayRun:
 
     def _take(self) -> bool:
         relay = self._relay
-        # The clock is read before: the hold begins at some moment during the call.
-        good_until = relay._clock() + relay._hold_s
-        hold = timedelta(seconds=relay._hold_s)
-        taken = relay._ledger.mailbox.take(relay._batch, hold, self._parents)
+        # The clock is read before: their time begins at some moment during the call.
+        good_until = relay._clock() + relay._visibility_s
+        taken = relay._ledger.mailbox.take(relay._batch, relay._visibility_s, self._parents)
         self._batch = _Batch(taken, good_until)
         return bool(taken)
 

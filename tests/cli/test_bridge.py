@@ -71,6 +71,6 @@ def test_stopped(at: OnFile, broker: str, number: signal.Signals) -> None:
 def test_a_broker_that_is_away(at: OnFile, command: Command) -> None:
     """At the start that is an error, in one line and without the password."""
     ran = command("bridge", "amqp://u:geheim@127.0.0.1:1/", "--queue", "orders")
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (3, "")
     assert ran.err.splitlines()[-1].startswith("oncely: RabbitMQ: ")
     assert "geheim" not in ran.err

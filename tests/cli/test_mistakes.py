@@ -1,12 +1,20 @@
-"""Mistakes at the operators' commands: exit code 2 or 1, one line, no traceback, nothing done."""
+"""Mistakes at the operators' commands, and servers that are away: exit code 1, 2 or 3, one line, no
+traceback, nothing done.
+"""
 
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command, InProcess, OnFile
+from tests.docs.commands import every_command
+
+from oncely.cli.options import EXAMPLE
+from oncely.stores import retrying
 
 WRONG: list[tuple[list[str], str]] = [
     (["show", ""], "ID: empty id"),
@@ -44,10 +52,6 @@ WRONG: list[tuple[list[str], str]] = [
     (["status", "--ledger", "sqlite:///nowhere.db"], "there is no file 'nowhere.db'"),
     (["migrate", "--ledger", "sqlite:///nowhere/l.db"], "its folder does not exist"),
     (["status", "--ledger", ""], "no ledger is named; add --ledger sqlite:///ledger.db"),
-    *(
-        (["migrate", "--ledger", f"{kind}://u:geheim@127.0.0.1:1/0"], "it cannot be reached: ")
-        for kind in ("redis", "postgresql", "mysql")
-    ),
     (["status", "--watch", "soon"], "--watch: 'soon' is not a duration"),
     (["status", "--watch", "0"], "--watch: zero would never"),
     (["list", "--sort", "random"], "invalid value for '--sort': 'random' is not one of 'oldest'"),
@@ -114,6 +118,48 @@ def test_a_mistake_is_one_line(
     assert err.count("\n") == 1
     assert "geheim" not in err
     assert set(at.file.parent.iterdir()) == before
+
+
+AWAY = "postgresql://u:geheim@127.0.0.1:1/0"
+OTHERS = {"relay", "consume", "bridge", "pipeline run", "archive", "dead discard"}
+"""Commands that wait for their ledger, or first need something that their example does not have."""
+
+
+def asked_of_away() -> Iterator[list[str]]:
+    """Each command that needs a ledger, as its example types it, with a ledger that is away."""
+    for name, each in every_command():
+        if name.removeprefix("oncely ") not in OTHERS and any(
+            "--ledger" in param.opts for param in each.params
+        ):
+            example = (each.epilog or "").partition(EXAMPLE)[2].partition(" > ")[0]
+            yield [*shlex.split(example)[1:], "--ledger", AWAY]
+    yield ["archive", "--to", "out", "--ledger", AWAY]
+    yield ["dead", "discard", "42", "--yes", "--ledger", AWAY]
+    yield from (
+        ["migrate", "--ledger", f"{kind}://u:geheim@127.0.0.1:1/0"] for kind in ("redis", "mysql")
+    )
+
+
+@pytest.mark.parametrize("arguments", [*asked_of_away()], ids=lambda value: " ".join(value)[:40])
+def test_a_server_that_is_away(
+    at: OnFile,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+) -> None:
+    """Exit code 3, whatever was asked for, and a line that names no password."""
+    monkeypatch.chdir(at.file.parent)
+    monkeypatch.setattr(retrying, "_TRIES", 1)
+    code, out, err = command(*arguments)
+    assert (code, out) == (3, ""), err
+    assert "geheim" not in err
+    assert err.splitlines()[-1].startswith("oncely: ")
+
+
+def test_every_command_refuses_an_unknown_option(command: Command) -> None:
+    """Exit code 2, whatever the command is."""
+    for name, _ in every_command():
+        assert command(*name.split()[1:], "--nonsense").code == 2, name
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Got, got
 from tests.logs import events_in, of_event
 
-from oncely import Consumer, Message
+from oncely import Consumer, Key, Message
 from oncely._util.signals import told_to_stop
 from oncely.cli.monitoring import monitored
 from oncely.cli.options import RunOptions
@@ -113,6 +113,20 @@ def test_a_ledger_that_is_away(ask: Ask) -> None:
     assert status == 503
     assert text.startswith("the ledger cannot be reached: StoreUnavailable: db:5432: no route")
     assert "geheim" not in text
+
+
+@pytest.mark.parametrize("quickly", [True, False])
+def test_doubts_are_shown_where_they_are_counted_quickly(*, quickly: bool, ask: Ask) -> None:
+    """Nobody has to ask for the gauges of records, unless a scrape would read the whole table."""
+
+    class Counting(MemoryStore):
+        counts_quickly = quickly
+
+    ledger = Ledger(Counting())
+    ledger.claim(Key("billing", "1"))
+    text = ask("/metrics", {"": FINE}, ledger).text
+    assert ('oncely_in_doubt{consumer="billing"} 0.0' in text) is quickly
+    assert "oncely_deferred_waiting 0.0" in text
 
 
 @pytest.mark.parametrize("received", [0, 1])

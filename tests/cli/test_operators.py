@@ -674,14 +674,16 @@ def test_check(at: OnFile, command: Command) -> None:
     schema that somebody has changed is a problem too.
     """
     assert command("check") == (0, "no problems\n", "")
-    settings = ("--replay-window", "14d", "--lease", "30m", "--broker-timeout", "30m")
-    assert json.loads(command("check", "--json", *settings).out) == {"problems": []}
-    settings = ("--replay-window", "14d", "--retention", "7d", "--broker-timeout", "30m")
+    defaults = ("--replay-window", "14d", "--broker-timeout", "30m")
+    assert json.loads(command("check", "--json", *defaults).out) == {"problems": []}
+    settings = ("--replay-window", "14d", "--retention", "7d", "--broker-timeout", "5m")
     code, out, err = command("check", *settings)
     assert (code, err) == (1, "")
     retention, lease = out.splitlines()
     assert retention.startswith("The retention (7d) is not longer than the replay window (14d):")
-    assert lease.startswith("The lease (5m) is shorter than the broker's acknowledgement timeout")
+    assert lease.startswith(
+        "The lease (5m) is not shorter than the broker's acknowledgement timeout (5m)"
+    )
     assert json.loads(command("check", "--json", *settings).out) == {"problems": [retention, lease]}
     with closing(sqlite3.connect(at.file)) as connection:
         connection.execute("ALTER TABLE processed_messages DROP COLUMN result")

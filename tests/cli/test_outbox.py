@@ -94,4 +94,6 @@ def test_queue(at: OnFile, command: Command) -> None:
     assert listed.out.splitlines()[2].split()[1:4] == ["a", "-", "t"]
     assert listed.err == "", "they can be taken now"
     assert len(at.ledger.mailbox.take(2, "10m", queue=rows[0].queue)) == 2
-    assert re.search(r"visibility\) ends: the first in (9|10) min", command("queue", "in").err)
+    assert re.search(
+        r"visibility timeout ends: the first in (9|10) min", command("queue", "in").err
+    )

@@ -195,7 +195,7 @@ def test_the_broker_is_away(
     defer("a")
     (tmp_path / "queue.db").write_bytes(b"no database " * 1_000)
     ran = in_process("relay", "--drain", "--transport", f"sqlite:///{tmp_path / 'queue.db'}")
-    assert ran.returncode == 1
+    assert ran.returncode == 3
     [line] = told(ran.stderr)
     assert line.startswith("oncely: ")
     assert at.ledger.mailbox.backlog().waiting == 1

@@ -94,7 +94,7 @@ def test_whole_or_not_at_all(
     file.write_text("yesterday's")
     monkeypatch.setattr("oncely.web.contents.audit", away)
     code, _, err = command("report", "--to", str(file))
-    assert code == 1
+    assert code == 3
     assert "the database has gone" in err
     assert file.read_text() == "yesterday's"
     assert list(folder.iterdir()) == [file]

@@ -244,7 +244,7 @@ def test_late_settles_are_logged(each: Transport, caplog: pytest.LogCaptureFixtu
     assert events_in(caplog) == []
     each.acknowledge([(delivery, Ack()), (delivery, Requeue())])
     assert [(vars(each)["event"], vars(each)["count"]) for each in caplog.records] == [
-        ("settled_too_late", 2)
+        ("acknowledged_too_late", 2)
     ]
 
 

@@ -13,21 +13,30 @@ from tests.docs.commands import every_command
 from tests.docs.pages import DOCS, codes, named, rows
 
 import oncely
-from oncely import http, spark
-from oncely.cli import DONE, FAILURES, WRONG
+from oncely import http, lake, spark
+from oncely.adapters.celery import once_task
+from oncely.adapters.dramatiq import OnceMiddleware
+from oncely.adapters.faststream import once_middleware
+from oncely.adapters.pika import once_callback
+from oncely.barrier import idempotent_consumer
+from oncely.cli import AWAY, DONE, FAILURES, WRONG
 from oncely.core.durations import seconds
 from oncely.core.policy import _CHOICES, POLICY_FIELDS, Policy
 from oncely.metrics import LedgerGauges, Metrics
-from oncely.middleware import Measured
+from oncely.middleware import Idempotent, Measured
+from oncely.repository import ProcessedMessageRepository
+from oncely.service import IdempotenceService
 from oncely.spark import reader as ledger_reader
 from oncely.spark.pipeline.config import _PipelineFile
 from oncely.spark.sink import sink_options
 from oncely.stores import open_store
 from oncely.stores.sql import engines
+from oncely.tracker import MessageTracker
 from oncely.transports import open_transport
 from oncely.transports.kafka import url_options as kafka_options
 from oncely.transports.rabbitmq import url_options
 from oncely.transports.transport import Limits
+from oncely.upsert import upsert
 
 PRESETS = (oncely.at_least_once, oncely.at_most_once, oncely.effectively_once)
 
@@ -268,6 +277,33 @@ def test_metrics() -> None:
     assert said == shown
 
 
+# ---- Claims ------------------------------------------------------------------------------------
+
+
+def test_what_takes_a_policy() -> None:
+    """What the page names as without a policy has none; whatever asks for a claim has one."""
+    text = (DOCS / "reference" / "policies.md").read_text()
+    [told] = re.findall(r"^.*Without a policy are (.*)\.$", text, re.MULTILINE)
+    without: set[Any] = {
+        *(oncely.bridge, oncely.Relay, http.webhook, upsert, MessageTracker),
+        *(ProcessedMessageRepository, lake.write_delta, lake.write_iceberg),
+    }
+    assert {name.lower() for name in codes(told)} == {each.__name__.lower() for each in without}
+    assert not [each for each in without if "policy" in parameters(each)]
+    asks = (oncely.once, oncely.claimed, oncely.Consumer.idempotent, oncely.Ledger.claim)
+    faces = (IdempotenceService, idempotent_consumer, once_task, once_middleware, once_callback)
+    assert all("policy" in parameters(each) for each in (*asks, *faces, OnceMiddleware, Idempotent))
+    assert "policy" in get_type_hints(http.KeyOptions)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/comparison.md"])
+def test_figures_are_measured(page: str) -> None:
+    """A rate, a time or a multiple that a page names is one that the page of performance has."""
+    measured = (DOCS / "performance.md").read_text()
+    named = re.findall(r"([\d.,]+)(?:/s\b| ms\b| times as)", (DOCS.parent / page).read_text())
+    assert [each for each in named if each not in measured] == []
+
+
 # ---- The command -------------------------------------------------------------------------------
 
 
@@ -276,6 +312,6 @@ def test_exit_codes() -> None:
     names = {name for name, _ in every_command()}
     said = named("exit-codes.md", "By command")
     assert sorted(said) == sorted(names)
-    assert [row[0] for row in rows("exit-codes.md")][:3] == [
-        str(code) for code in (DONE, FAILURES, WRONG)
+    assert [row[0] for row in rows("exit-codes.md")][:4] == [
+        str(code) for code in (DONE, FAILURES, WRONG, AWAY)
     ]

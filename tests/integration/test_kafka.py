@@ -341,7 +341,7 @@ def test_rebalance(broker: Broker, options: str, caplog: pytest.LogCaptureFixtur
     assert moved
     assert {*ids_of(moved)} <= {*ids_of(left)}
     first.acknowledge([(delivery, Ack()) for delivery in left])
-    assert "settled_too_late" in events_in(caplog)
+    assert "acknowledged_too_late" in events_in(caplog)
     second.acknowledge([(delivery, Ack()) for delivery in moved])
     first.close()
     assert {*broker.drain(second)} <= {*ids_of(left)}

@@ -216,7 +216,7 @@ def test_queue_deleted(
     [delivery] = _received(transport, 1)
     transport.acknowledge([(held, Ack()), (delivery, Ack())])
     assert delivery.message.id == "1"
-    assert events_in(caplog) == ["settled_too_late"]
+    assert events_in(caplog) == ["acknowledged_too_late"]
     assert transport.is_drained(_QUEUE)
 
 
@@ -285,7 +285,7 @@ def test_acknowledged_too_late(
         [late] = _received(transport, 1)
         [again] = _received(transport, 1)
         transport.acknowledge([(late, Ack())])
-        assert events_in(caplog) == ["settled_too_late"]
+        assert events_in(caplog) == ["acknowledged_too_late"]
         assert (again.message.id, again.count) == ("0", 2)
         transport.acknowledge([(again, Ack())])
         assert transport.is_drained(_QUEUE)

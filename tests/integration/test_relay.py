@@ -90,7 +90,7 @@ def test_a_relay_is_killed(ledger: Ledger, url: str, queues: str, point: str) ->
     messages, batch = 60, 10
     defer(ledger, messages, lanes=5)
     with relays(1, url, queues, ONCELY_CRASH_POINT=f"{point}:3") as [doomed]:
-        doomed.begin(batch=batch, hold="1s")
+        doomed.begin(batch=batch, visibility="1s")
         assert doomed.await_crash() == signal.SIGKILL
     published, waiting = len(arrived(queues)), ledger.mailbox.backlog().waiting
     assert 1 <= published - (messages - waiting) <= batch

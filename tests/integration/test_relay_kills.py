@@ -77,7 +77,7 @@ class Campaign:
     def _started_relay(self, stack: ExitStack) -> RelayProcess:
         relay = RelayProcess(self._ledger_url, self._queue_url)
         stack.callback(relay.close)
-        relay.begin(batch=50, hold="2s", poll="50ms")
+        relay.begin(batch=50, visibility="2s", poll="50ms")
         return relay
 
     def _kill_a_producer(self) -> None:

@@ -190,7 +190,7 @@ class World:
         worker.stop = stop.set
         if worker.kind == "relay":
             clock = self.time.monotonic
-            relay = Relay(ledger, transport, hold="5s", backoff="2s", tries=1000, clock=clock)
+            relay = Relay(ledger, transport, visibility="5s", backoff="2s", tries=1000, clock=clock)
             return lambda: relay.run(cast(threading.Event, stop))
         by = answered_by_once if worker.kind == "once" else answered_by_claimed
         answer = by(ledger, self._handler, policy)

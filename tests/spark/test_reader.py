@@ -123,6 +123,7 @@ def test_a_frame_that_is_used_twice(spark: "SparkSession", ledger_url: str) -> N
             "option seen_from: 'now' is not a time",
         ),
         ({"ledger": "sqlite:////x.db", "partitions": "0"}, "not a whole number of 1 or more"),
+        ({"ledger": "sqlite:////x.db", "table": "t"}, "option table: there is no such"),
         ({"ledger": "memory://"}, "is seen by one process only"),
     ],
 )

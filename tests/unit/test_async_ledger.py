@@ -401,6 +401,7 @@ SAME_AS_BEFORE = {"mailbox", "can_defer", "transaction"}
 """Of AsyncLedger, what is not awaited."""
 NOT_FOR_TASKS = {
     *("keep", "extend_each", "now_beside", "is_shared", "is_contention", "is_outage"),
+    "counts_quickly",
     *("count_untracked", "check_joins", "observe", "observer", "operations", "database_id"),
 }
 """Of Ledger, what asks nothing of the store, and what a heartbeat alone does, in its thread."""

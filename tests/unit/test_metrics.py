@@ -16,7 +16,7 @@ from oncely.core.record import Key
 from oncely.core.waiting import WaitingMessage, queue_named, retries_of
 from oncely.ledger.arguments import Write
 from oncely.ledger.ledger import Ledger
-from oncely.metrics import Metrics
+from oncely.metrics import LedgerGauges, Metrics
 from oncely.outbox import Relay
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
@@ -116,10 +116,31 @@ def test_records_are_watched(
     watched.complete(granted(watched.claim(KEYS[0])))
     watched.claim(KEYS[1], "10s", Policy())
     clock.advance(30)
-    assert value("oncely_records", consumer="billing", state="sent") == 1
+    assert value("oncely_records", consumer="billing", state="completed") == 1
     assert value("oncely_records", consumer="billing", state="processing") == 1
     assert value("oncely_in_doubt", consumer="billing") == 1
     assert value("oncely_in_doubt_age_seconds", consumer="billing") == 30
+
+
+def test_records_are_counted_now_and_then(
+    watched: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are counted as often as was asked for, and what waits at each scrape."""
+    monkeypatch.setattr("oncely.metrics.monotonic", clock)
+    gauges = LedgerGauges(watched, records=True, every_s=60)
+
+    def records() -> float:
+        families = {each.name: each for each in gauges.collect()}
+        assert "oncely_deferred_waiting" in families
+        return sum(sample.value for sample in families["oncely_records"].samples)
+
+    watched.claim(KEYS[0])
+    assert records() == 1
+    watched.claim(KEYS[1])
+    clock.advance(59)
+    assert records() == 1
+    clock.advance(1)
+    assert records() == 2
 
 
 def test_deferred_messages(

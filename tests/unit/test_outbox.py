@@ -419,8 +419,8 @@ def test_tidies(ledger: Ledger, clock: ManualClock, broker: Broker, defer: Defer
     [
         ({"batch": 0}, "batch: 0 is not a whole number"),
         ({"batch": True}, "batch: True is not a whole number"),
-        ({"hold": "0s"}, "hold: a hold of zero"),
-        ({"hold": "soon"}, "hold: 'soon' is not a duration"),
+        ({"visibility": "0s"}, "visibility: zero would take"),
+        ({"visibility": "soon"}, "visibility: 'soon' is not a duration"),
         ({"tries": 0}, "tries: 0 is not a whole number"),
         ({"backoff": []}, "backoff: give a list"),
         ({"poll": "0s"}, "poll: zero would"),

@@ -174,7 +174,8 @@ def test_no_scrape_reads_the_whole_ledger(store: Store, bounded: BoundedStore) -
     registry = CollectorRegistry()
     Metrics(registry).watch(ledger)
     assert (
-        'oncely_records{consumer="billing",state="sent"} 1.0' in generate_latest(registry).decode()
+        'oncely_records{consumer="billing",state="completed"} 1.0'
+        in generate_latest(registry).decode()
     )
     assert ops.status(ledger).total.records == ops.overview(ledger).status.total.records == 1
 

@@ -8,10 +8,19 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oncely.core.errors import ConfigError, OncelyError, mask_passwords, told
+from oncely.core.errors import (
+    ConfigError,
+    ContentionError,
+    OncelyError,
+    PublishRefused,
+    StoreUnavailable,
+    TransportError,
+    mask_passwords,
+    told,
+)
 from oncely.core.shown import shown
 
-DONE, FAILURES, WRONG = 0, 1, 2
+DONE, FAILURES, WRONG, AWAY = range(4)
 
 _EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("click", "rich", "pydantic"), "cli"),
@@ -33,7 +42,9 @@ class ErrorStyle:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0: done; 1: finished with failures; 2: wrong usage or settings."""
+    """Run one command. Returns 0: done; 1: finished with failures; 2: wrong usage or settings;
+    3: a server cannot be reached.
+    """
     # The commands print themselves what a library would only log.
     logging.getLogger("oncely").addHandler(logging.NullHandler())
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -46,10 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
-    except ConfigError as error:
-        return _say(error, WRONG, style)
     except OncelyError as error:
-        return _say(error, FAILURES, style)
+        return _say(error, exit_code(error), style)
     except KeyboardInterrupt:
         print("oncely: stopped", file=sys.stderr)
         return FAILURES
@@ -61,6 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # For example, stdout is a file on a full disk.
         _leave_stdout()
         return _say(error, FAILURES, style)
+
+
+def exit_code(error: OncelyError) -> int:
+    """What a command returns that ends with this error."""
+    match error:
+        case ConfigError():
+            return WRONG
+        case PublishRefused():
+            return FAILURES
+        case StoreUnavailable() | ContentionError() | TransportError():
+            return AWAY
+        case _:
+            return FAILURES
 
 
 def _leave_stdout() -> None:
@@ -89,7 +111,7 @@ def _say(error: Exception, code: int, style: ErrorStyle) -> int:
         # Then every line on stderr is an object.
         text = told_as_json("command_failed", error=text, exit_code=code)
     else:
-        has_more = error.__cause__ is not None and style.verbose is False and code == FAILURES
+        has_more = error.__cause__ is not None and style.verbose is False and code != WRONG
         text = f"oncely: {text}{'; run with --verbose for the traceback' if has_more else ''}"
     print(text, file=sys.stderr)
     if style.verbose:

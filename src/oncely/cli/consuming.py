@@ -10,6 +10,7 @@ from typing import Any
 
 from oncely._util.event_log import EventLog
 from oncely._util.signals import end_at_once, on_signals
+from oncely.cli import exit_code
 from oncely.cli.consume import ConsumeOptions
 from oncely.cli.loading import loaded_consumer
 from oncely.cli.logs import logged, write_line
@@ -110,7 +111,7 @@ def work(options: ConsumeOptions, lifeline: int, worker: int | None) -> int:
             report = _report_of_work(options, line)
         except OncelyError as error:
             line.fail(str(error))
-            return 2 if isinstance(error, ConfigError) else 1
+            return exit_code(error)
         _log.info(
             "a worker has stopped: " + _COUNTS, extra={"event": "worker_stopped", **report.counts()}
         )

@@ -110,7 +110,7 @@ def queue(ledger: "Ledger", name: str, limit: int, as_json: bool) -> None:
     free_in_s = ledger.mailbox.free_in_s(queue_named(name))
     if free_in_s and not as_json:
         told = "all are held by workers, or delayed; what a dead worker held is delivered again"
-        say(f"{told} when its hold (visibility) ends: the first in {span(free_in_s)}")
+        say(f"{told} when its visibility timeout ends: the first in {span(free_in_s)}")
 
 
 def _put_messages(

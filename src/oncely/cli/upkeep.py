@@ -11,7 +11,7 @@ from oncely.cli import options, values
 from oncely.cli.opening import to_migrate
 from oncely.cli.options import LedgerName, Note
 from oncely.cli.terminal import Progress, consumers_table, put, put_json, say, tell_audit
-from oncely.core.errors import ConfigError, StoreUnavailable, mask_passwords
+from oncely.core.errors import StoreUnavailable, mask_passwords
 from oncely.core.policy import DEAD_RETENTION, Policy
 from oncely.core.shown import shown, utc
 from oncely.stores.names import Program
@@ -33,7 +33,7 @@ def migrate(at: LedgerName, only_print: bool, as_json: bool) -> None:
                 # A store without a schema has not been reached so far.
                 ledger.now()
         except StoreUnavailable as error:
-            raise ConfigError(
+            raise StoreUnavailable(
                 f"ledger: it cannot be reached: {error}; start it, or name another with --ledger"
             ) from error
     applied = bool(sql) and not only_print

@@ -23,7 +23,7 @@ from oncely.middleware.chain import Stoppable
 from oncely.outbox import Relay
 from oncely.transports.transport import Transport
 
-_HOLD = timedelta(seconds=10)
+_VISIBILITY = timedelta(seconds=10)
 """After a failure to send, the consumer sends its deferred messages again after this time."""
 _ENDLESS_HOLD_S = 300.0
 """For how long no other worker is given the messages taken, if claims have no lease."""
@@ -51,7 +51,7 @@ def run(
         if own.retry_queue is not None:
             hold_s = own.lease_s or _ENDLESS_HOLD_S
             retries = DueRetries(ledger.mailbox, own.retry_queue, hold_s, outage)
-            relay = Relay(ledger, transport, hold=_HOLD)
+            relay = Relay(ledger, transport, visibility=_VISIBILITY)
             sender = Sender(relay, ledger.mailbox, own.retry_queue)
 
     def concluded() -> None:

@@ -48,9 +48,9 @@ class DeliverySink:
     def __post_init__(self) -> None:
         self._outage = Outage(
             _log,
-            "settling_failed",
+            "acknowledging_failed",
             "%(count)s deliveries could not be acknowledged: %(reason)s; they are redelivered",
-            "settling_recovered",
+            "acknowledging_recovered",
             "deliveries are acknowledged again after %(away_s)s s",
         )
 

@@ -20,14 +20,15 @@ from oncely._util.pauses import Backoff
 from oncely.consumer.health import Health
 from oncely.consumer.lifeline import Listener
 from oncely.consumer.report import ConsumerReport
-from oncely.core.errors import ConfigError, OncelyError
+from oncely.core.errors import ConfigError, OncelyError, StoreUnavailable
 from oncely.core.errors_by_kind import both
 
 _LOOK_EVERY_S = 0.05
 _MISSTARTS = 3
 """How often in a row a worker may report that it cannot work, before the supervisor gives up."""
-_WRONG = 2
-"""The exit code for a user's mistake."""
+_WRONG, _AWAY = 2, 3
+"""The exit codes for a user's mistake, and for a server that cannot be reached."""
+_ERRORS: Mapping[int, type[OncelyError]] = {_WRONG: ConfigError, _AWAY: StoreUnavailable}
 
 OnProgress = Callable[[ConsumerReport], None]
 OnLine = Callable[[str], object]
@@ -82,7 +83,7 @@ class Supervisor:
         """Run until `stop` is set, or all workers are done; return the sum of their reports.
 
         For a worker that was killed, its last report counts. If a worker reports again and again
-        that it cannot work, raises ConfigError, or OncelyError if workers drain.
+        that it cannot work, raises ConfigError; if workers drain, the error of its exit code.
         """
         try:
             while not stop.is_set() and not all(worker.is_done for worker in self._workers):
@@ -192,7 +193,7 @@ class _WorkerProcess:
         before = 0 if self._backoff.lived_long() else self._misstarts
         self._misstarts = before + 1 if cannot_work else 0
         if self._misstarts == _MISSTARTS:
-            raise (ConfigError if code == _WRONG else OncelyError)(how)
+            raise _ERRORS.get(code, OncelyError)(how)
         delay_s = self._backoff.died()
         again_in_s = round(delay_s, 1)
         self._tell("worker_died", worker=self.number, pid=pid, reason=how, again_in_s=again_in_s)

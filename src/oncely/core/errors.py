@@ -164,7 +164,7 @@ class MismatchError(RefusedError):
 
 
 class ExhaustedError(RefusedError):
-    """The message has failed permanently; it runs again only after a reset."""
+    """The message has failed permanently; it runs again only if an operator lets it."""
 
     is_first = False
     """Whether this is the first answer that says so."""

@@ -160,7 +160,7 @@ def _check_choices(policy: Policy) -> None:
 
 
 def at_most_once(**changes: Any) -> Policy:
-    """For effects that must never repeat: what failed or is in doubt does not run again."""
+    """For effects that must not repeat: what failed or is in doubt does not run again."""
     return replace(Policy(on_failed="skip", on_in_doubt="hold"), **changes)
 
 

@@ -88,7 +88,7 @@ class Record(NamedTuple):
     result: Any = None
     fingerprint: str | None = None
     exhausted: bool = False
-    """Failed permanently: claimed again only after a reset."""
+    """Failed permanently: claimed again only if an operator lets it run."""
     duplicates: int = 0
     """Duplicate deliveries that were counted since the handler succeeded."""
     version: int = 0

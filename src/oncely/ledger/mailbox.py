@@ -113,20 +113,21 @@ class Mailbox:
     def take(
         self,
         limit: int,
-        hold: Duration,
+        visibility: Duration,
         parents: Sequence[Key] | None = None,
         *,
         queue: str = OUTBOX,
     ) -> Sequence[WaitingMessage]:
         """At most `limit` messages of a queue that can be taken now, in their order; only those of
-        these `parents`, where any are named. Nobody else is given them for the time of `hold`.
-        Except in the outbox, the next of a lane waits until the one before it is removed.
+        these `parents`, where any are named. Nobody else is given them for the time of
+        `visibility`. Except in the outbox, the next of a lane waits until the one before it is
+        removed.
         """
-        hold_s = seconds(hold, "hold")
+        visibility_s = seconds(visibility, "visibility")
         one_per_lane = queue != OUTBOX
         return self._calls._transact(
             lambda transaction: transaction.take(
-                queue, limit, hold_s, parents, one_per_lane=one_per_lane
+                queue, limit, visibility_s, parents, one_per_lane=one_per_lane
             )
         )
 

@@ -181,13 +181,12 @@ def problems(
         ]
     if broker_timeout is not None:
         lease_s, timeout_s = lease_seconds(lease), seconds(broker_timeout, "broker_timeout")
-        if lease_s is not None and lease_s < timeout_s:
+        if lease_s is None or lease_s >= timeout_s:
             found.append(
-                f"The lease ({lease}) is shorter than the broker's acknowledgement timeout "
-                f"({broker_timeout}). It is extended while the handler runs; but a worker that "
-                "stalls for that long loses its claim while the broker still leaves the delivery "
-                "to it, and another delivery of the message can run beside it. Set the lease to "
-                'the timeout or more, or on_in_doubt = "hold".'
+                f"The lease ({lease}) is not shorter than the broker's acknowledgement timeout "
+                f"({broker_timeout}): what a killed worker had claimed waits for the end of its "
+                "lease with another worker, unacknowledged, and the broker takes it back before. "
+                "Set the lease to less than the timeout."
             )
     return found
 

@@ -50,8 +50,8 @@ SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in _COLUMNS.items())
 
 
 _NAMES = (
-    *("ledger", "table", "schema", "consumer", "state", "seen_from", "seen_before"),
-    "partitions",
+    *("ledger", "ledger_table", "ledger_schema", "consumer", "state"),
+    *("seen_from", "seen_before", "partitions"),
 )
 _DEFAULT_PARTITIONS = 8
 
@@ -61,7 +61,7 @@ def read_reader_options(options: Mapping[str, str]) -> "LedgerReader":
     given = {name.lower(): value for name, value in options.items()}
     refuse_unknown(given, _NAMES)
     ledger = absolute_location(required(given, "ledger", "sqlite:////var/lib/ledger.db"))
-    table, schema = given.get("table", TABLE_NAME), given.get("schema")
+    table, schema = given.get("ledger_table", TABLE_NAME), given.get("ledger_schema")
     state = given.get("state")
     words = {state.word: state for state in State}
     # The status in the table is accepted, too.

@@ -452,6 +452,11 @@ class Store(Records, Operations, Protocol):
         """Whether `transaction` works, and with it waiting messages and steps."""
 
     @property
+    def counts_quickly(self) -> bool:
+        """Whether `tallies` of many records takes about as long as of some."""
+        return True
+
+    @property
     def batches_at_once(self) -> int:
         """How many batches of single calls it works on side by side: more would only wait."""
         return 1

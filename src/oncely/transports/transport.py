@@ -161,7 +161,7 @@ def log_late(count: int) -> None:
     """Log that deliveries were acknowledged when somebody else could have them."""
     _log.info(
         "%(count)s deliveries were acknowledged too late: another receiver may have got them",
-        extra={"event": "settled_too_late", "count": count},
+        extra={"event": "acknowledged_too_late", "count": count},
         stacklevel=2,
     )
 

@@ -126,6 +126,10 @@ class SqlStore:
         afresh_in_children(self)
 
     @property
+    def counts_quickly(self) -> bool:
+        return self._dialect.samples
+
+    @property
     def batches_at_once(self) -> int:
         return self._dialect.batches_at_once
 
