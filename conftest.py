@@ -32,7 +32,7 @@ _SCOPES = {
     "spark pipelines": (
         *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_bridge.py"),
         "tests/cli/test_pipeline_runs.py",
-        "tests/spark/test_batches.py",
+        *("tests/spark/test_batches.py", "tests/spark/test_lake_rows.py"),
     ),
     "kafka": ("tests/integration/test_kafka.py", "tests/integration/test_faststream_brokers.py"),
     "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),

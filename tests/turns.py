@@ -24,6 +24,7 @@ _A_DAY = {
     "demos": 1,
     "processes are killed": 4,
     "lake writers are killed": 1,
+    "rows in lakes": 1,
     "long": 2,
     "planted bugs": 12,
     "drifts": 10,

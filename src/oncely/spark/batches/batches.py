@@ -8,6 +8,7 @@ handler is stored on the batch alone, and then rolled forward to its members.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -38,6 +39,7 @@ from oncely.locations import absolute
 from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
 from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
 from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.modes.lake_table import LakeTable
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN, check_types
@@ -163,10 +165,24 @@ class Batches:
         partitions: int | None = None,
     ) -> None:
         options = read_options(settings)
-        name = options.handler_batch or ""
-        found = handler or import_function(name, "handler_batch", options.handler_path)
-        self._handler = check_called(found, "handler_batch", ("messages", "batch_key"))
         self._policy = options.whole_policy()
+        self._handle: Callable[[Batch, JobReport], Any]
+        self._table = None
+        if options.mode == "rows":
+            self._table = table = LakeTable(options.table or "", options.upsert)
+            # A batch has no tries to spend: what its table refuses, ends the run.
+            self._policy = replace(self._policy, on_in_doubt=table.finding, tries=None)
+            self._handle = lambda batch, claimed: table.write(
+                batch.staging.read(claimed.files), batch.key
+            )
+        else:
+            name = options.handler_batch or ""
+            found = handler or import_function(name, "handler_batch", options.handler_path)
+            called = check_called(found, "handler_batch", ("messages", "batch_key"))
+            self._handle = lambda batch, claimed: called(batch.new(claimed), batch.key)
+            probe: Any = self._policy.on_in_doubt
+            if callable(probe):
+                self._policy = replace(self._policy, on_in_doubt=lambda asked: probe(asked.id))
         self._folder = absolute(options.staging or f"{options.quarantine.rstrip('/')}-batches")
         self._ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         self._consumer = options.consumer
@@ -178,7 +194,7 @@ class Batches:
 
     def process(self, messages: DataFrame) -> Counts:
         """Finish the batches of earlier programs, and then hand the new messages to the handler."""
-        check_types(messages.schema)
+        messages = self.fitted(messages)
         counts = self.take_up(messages.sparkSession)
         deliveries, due = self._with_due(messages)
         key = uuid4().hex
@@ -188,13 +204,20 @@ class Batches:
         )
         return counts + self._run(batch, self._policy)
 
+    def fitted(self, messages: DataFrame) -> DataFrame:
+        """The messages as they are handled. Raises ConfigError for wrong columns."""
+        if self._table is not None:
+            return self._table.fitted(messages)
+        check_types(messages.schema)
+        return messages
+
     def _with_due(self, messages: DataFrame) -> tuple[DataFrame, Sequence[str]]:
         """`messages`, and the consumer's messages that wait in the ledger and are due, such as
         retried dead letters, in the message columns that `messages` has; and the ids of these.
         """
         mailbox, queue = self._ledger.mailbox, retries_of(self._consumer)
-        # To look is a cheap read; to take is a write.
-        if mailbox.free_in_s(queue) != 0:
+        # To look is a cheap read; to take is a write. What waits is a message, and not a row.
+        if self._table is not None or mailbox.free_in_s(queue) != 0:
             return messages, ()
         rows = [
             (m.id, m.type, m.body, dict(m.headers), m.source, m.time, m.key)
@@ -280,8 +303,8 @@ class Batches:
         probe = self._policy.on_in_doubt
         if not callable(probe):
             return self._run(batch, self._policy)
-        told = Message(batch.key)
-        match probe_answer(lambda message: probe(message.id), told).finding:
+        told = Message(batch.key, time=datetime.fromtimestamp(record.first_seen, UTC))
+        match probe_answer(probe, told).finding:
             case "happened":
                 # Until all is completed the batch stays in doubt: after a crash the probe is asked
                 # again.
@@ -353,12 +376,12 @@ class Batches:
         return claimed
 
     def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
-        """Call the handler. Raises only errors that end this process."""
+        """Call the handler. Raises only errors that end the run."""
         reached("before_batch_handler")
         try:
-            self._handler(batch.new(claimed), batch.key)
+            self._handle(batch, claimed)
         except BaseException as error:
-            if is_process_stopping() or isinstance(error, KeyboardInterrupt):
+            if self._table or is_process_stopping() or isinstance(error, KeyboardInterrupt):
                 # Not a failure of the handler: what it has written is in doubt.
                 raise
             names = {"consumer": self._lifecycle.consumer, "message_id": batch.key}

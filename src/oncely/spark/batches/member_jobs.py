@@ -7,7 +7,7 @@ that token, which grants the claims again, or shows that another attempt has end
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -38,7 +38,13 @@ from oncely.spark.modes.steady import patiently
 from oncely.spark.modes.tally import MISMATCH, Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import Row, numbered, read_chunks
+from oncely.spark.sink.message_rows import (
+    COLUMN_TYPES,
+    COLUMNS_OF_ROWS,
+    Row,
+    numbered,
+    read_chunks,
+)
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
 
@@ -123,8 +129,14 @@ class ClaimTask(ChunkTask):
     """
 
     def __init__(self, ledger: Ledger, options: SinkOptions, job: Job, aside: Aside) -> None:
+        self._reads: Collection[str] = COLUMN_TYPES
+        policy = options.policy
+        if options.mode == "rows":
+            # A row has no body and no time of sending: these columns may be the user's own.
+            self._reads = COLUMNS_OF_ROWS
+            policy = replace(policy, on_mismatch="ignore", on_too_old="run")
         # The handler and the probe are called by the program, for a batch.
-        options, channel = replace(options, named={}), TaskChannel(None, "")
+        options, channel = replace(options, policy=policy, named={}), TaskChannel(None, "")
         super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.
@@ -153,8 +165,8 @@ class ClaimTask(ChunkTask):
     def _noted(
         self, source: tuple[Sequence[int], RecordBatch]
     ) -> tuple[Sequence[int], RecordBatch]:
-        self._source = source
-        return source
+        self._source = numbers, rows = source
+        return numbers, rows.select([name for name in rows.schema.names if name in self._reads])
 
     def _take_in_pace(self, chunk: Sequence[Row]) -> None:
         super()._take_in_pace(chunk)
