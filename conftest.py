@@ -35,7 +35,9 @@ _SCOPES = {
         *("tests/spark/test_batches.py", "tests/spark/test_lake_rows.py"),
     ),
     "kafka": ("tests/integration/test_kafka.py", "tests/integration/test_faststream_brokers.py"),
-    "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
+    "spark connect": (
+        *(f"tests/spark/test_{name}.py" for name in ("batches_killed", "connect", "lake_killed")),
+    ),
 }
 """Files whose tests share a Spark or a Kafka, which takes longer to start than most tests take."""
 
