@@ -11,170 +11,112 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.utils.config import Config
-from tests.spark.conftest import drain
+from tests.lake.tables import KEYS, Orders
 
 from oncely import ConfigError, Ledger, OncelyError, State, lake
-from oncely.spark import foreach_batch, process
+from oncely.spark import process
 from oncely.spark.pipeline.config import read_config
 from oncely.spark.pipeline.run import run_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.in_turn("rows in lakes")
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
         pa.field("amount", pa.int32(), nullable=False),
         pa.field("price", pa.decimal128(10, 2)),
-        pa.field("at", pa.timestamp("us", "UTC")),
-        pa.field("parts", pa.list_(pa.string())),
-        pa.field("time", pa.date32()),
+        pa.field("time", pa.timestamp("us", "UTC")),
         pa.field("note", pa.string()),
     ]
 )
-Frame = Callable[..., "DataFrame"]
-pytestmark = pytest.mark.in_turn("rows in lakes")
 
 
-class Target:
-    """A table, as its own client sees it."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.path = kind, str(folder / "orders")
-        self.location = f"delta:{self.path}" if kind == "delta" else "iceberg:shop.sales.orders"
-
-    @property
-    def catalog(self) -> Catalog:
-        return load_catalog("shop")
-
-    def create(self, schema: pa.Schema = SCHEMA) -> "Target":
-        if self.kind == "delta":
-            write_deltalake(self.path, schema.empty_table())
-        else:
-            self.catalog.create_namespace("sales")
-            self.catalog.create_table("sales.orders", schema=schema)
-        return self
-
-    def load(self) -> Any:
-        is_delta = self.kind == "delta"
-        return DeltaTable(self.path) if is_delta else self.catalog.load_table("sales.orders")
-
-    def rows(self) -> list[dict[str, Any]]:
-        table = self.load()
-        read = table.to_pyarrow_table() if self.kind == "delta" else table.scan().to_arrow()
-        return sorted(read.to_pylist(), key=lambda row: str(row["id"]))
-
-    def commits(self) -> int:
-        table = self.load()
-        return table.version() if self.kind == "delta" else len(table.metadata.snapshots)
-
-
-@pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalog in the environment, which pyiceberg reads when it is imported."""
+@pytest.fixture(params=KEYS)
+def orders(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Orders:
+    """A table whose catalog is in the environment, which pyiceberg reads when it is imported."""
     monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", f"file://{tmp_path}/warehouse")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__WAREHOUSE", f"file://{tmp_path}")
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
-
-
-@pytest.fixture(params=["delta", "iceberg"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
-    return Target(request.param, tmp_path)
+    return Orders(request.param, tmp_path)
 
 
 @pytest.fixture
-def settings(ledger_url: str, target: Target, tmp_path: Path) -> dict[str, Any]:
-    told = {"consumer": "tests", "ledger": ledger_url, "mode": "rows", "table": target.location}
+def settings(ledger_url: str, orders: Orders, tmp_path: Path) -> dict[str, Any]:
+    told = {"consumer": "tests", "ledger": ledger_url, "mode": "rows", "table": orders.location}
     return {**told, "quarantine": str(tmp_path / "quarantine"), "partitions": 2}
 
 
-def quarantined(settings: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+def set_aside(settings: dict[str, Any]) -> dict[str, Any]:
+    """The quarantined rows, by their reasons."""
     rows = pq.read_table(settings["quarantine"]).to_pylist()
-    return {row["reason"]: (row["id"], json.loads(row["row"])) for row in rows}
+    return {row["reason"]: json.loads(row["row"]) for row in rows}
 
 
 def test_each_row_once(
-    target: Target, settings: dict[str, Any], spark: "SparkSession", ledger: Ledger
+    orders: Orders, settings: dict[str, Any], spark: "SparkSession", ledger: Ledger
 ) -> None:
-    """New rows are one commit; copies and known ones are duplicates; what does not fit is set
-    aside as it was. A column that the rows do not have is null, and a column may have any name.
+    """Copies and known rows are duplicates, and what does not fit is set aside as it was. A column
+    that the rows do not have is null, and one may have a message's name.
     """
-    target.create()
+    orders.create(SCHEMA)
     rows = [(f"m{n}", n, Decimal("1.25")) for n in (*range(9), 3)]
-    bad = [
+    unfit = [
         ("null", None, None),
         ("big", 2**40, None),
-        ("cent", 1, Decimal("0.125")),
+        ("c", 1, Decimal("0.125")),
         (None, 1, None),
     ]
-    messages = spark.createDataFrame(
-        [*rows, *bad], "id string, amount bigint, price decimal(12,4)"
-    ).selectExpr(
-        "*", "TIMESTAMP '2026-01-02 03:04:05' at", "array('x') parts", "DATE '2026-01-02' time"
-    )
+    messages = spark.createDataFrame(rows + unfit, "id string, amount bigint, price decimal(12,4)")
+    messages = messages.selectExpr("*", "TIMESTAMP '2026-01-02 03:04:05' time")
     report = process(messages, **settings)
     assert (report.received, report.handled, report.duplicates) == (14, 9, 1)
-    assert report.as_dict()["quarantined"] == {
-        "missing amount": 1,
-        "amount does not fit into int": 1,
-        "price does not fit into decimal(10,2)": 1,
-        "missing id": 1,
-    }
-    assert [row["id"] for row in target.rows()] == [f"m{n}" for n in range(9)]
+    told = ("amount does not fit into int", "price does not fit into decimal(10,2)")
+    reasons = ("missing amount", *told, "missing id")
+    assert report.as_dict()["quarantined"] == dict.fromkeys(reasons, 1)
+    assert set_aside(settings)[told[0]]["amount"] == 2**40
+    assert orders.ids() == [f"m{n}" for n in range(9)]
+    first = {"amount": 0, "price": Decimal("1.25"), "note": None}
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    first = {"id": "m0", "amount": 0, "price": Decimal("1.25"), "at": moment, "parts": ["x"]}
-    assert target.rows()[0] == {**first, "time": moment.date(), "note": None}
-    id_, row = quarantined(settings)["amount does not fit into int"]
-    assert (id_, row["amount"], row["time"]) == ("big", 2**40, "2026-01-02")
-    commits = target.commits()
+    assert orders.read().sort_by("id").to_pylist()[0] == {"id": "m0", **first, "time": moment}
     again = process(messages, **settings)
     assert (again.handled, again.duplicates, again.quarantined) == (0, 10, 4)
-    assert (target.commits(), ledger.counts()[("tests", State.COMPLETED)]) == (commits, 9)
+    assert len(orders.ids()) == ledger.counts()[("tests", State.COMPLETED)] == 9
 
 
-def test_upsert(target: Target, settings: dict[str, Any], spark: "SparkSession") -> None:
+def test_upsert(orders: Orders, settings: dict[str, Any], spark: "SparkSession") -> None:
     """Rows replace those with the same key, of this batch and of earlier ones; without the message
     id where the table has none.
     """
-    columns = [pa.field("account", pa.int64()), pa.field("amount", pa.int32())]
-    target.create(pa.schema(columns))
-    settings["upsert"] = ["account"]
-    for rows in (
-        [("a", 1, 1), ("b", 2, 2), ("c", 1, 3)],
-        [("d", 1, 4), ("e", 3, 5)],
-        [("f", None, 6)],
-    ):
-        process(spark.createDataFrame(rows, "id string, account int, amount int"), **settings)
-    table = target.load()
-    read = table.to_pyarrow_table() if target.kind == "delta" else table.scan().to_arrow()
-    assert sorted(read.to_pylist(), key=str) == [
-        {"account": 1, "amount": 4},
-        {"account": 2, "amount": 2},
-        {"account": 3, "amount": 5},
-    ]
-    assert quarantined(settings)["missing account"][0] == "f"
+    orders.create(pa.schema([("account", pa.int64()), ("amount", pa.int32())]))
+    batches = [[("a", 1, 1), ("b", 2, 2), ("c", 1, 3)], [("d", 1, 4), ("e", None, 5)]]
+    for rows in batches:
+        given = spark.createDataFrame(rows, "id string, account int, amount int")
+        process(given, upsert=["account"], **settings)
+    assert sorted(map(tuple, map(dict.values, orders.read().to_pylist()))) == [(1, 4), (2, 2)]
+    assert [*set_aside(settings)] == ["missing account"]
     with pytest.raises(ConfigError, match=r"no column 'amount', which .* requires for an upsert"):
-        process(spark.createDataFrame([("g", 1)], "id string, account int"), **settings)
+        process(given.drop("amount"), upsert=["account"], **settings)
 
 
 @pytest.mark.parametrize("lands", [True, False])
-def test_interrupted(
-    target: Target,
+def test_lost_answer(
+    orders: Orders,
     settings: dict[str, Any],
-    frame: Frame,
+    frame: Callable[..., "DataFrame"],
     ledger: Ledger,
     lands: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the table did not answer ends the run, with one line. The next one asks the table, and
-    writes the batch only if it is not there: its rows are neither twice there nor in doubt.
+    """An error of the table ends the run, in one line. The next one asks the table, and writes the
+    batch only if it is not there.
     """
-    target.create(pa.schema([SCHEMA.field("id")]))
-    name = f"write_{target.kind}"
-    write = getattr(lake, name)
+    orders.create(pa.schema([SCHEMA.field("id")]))
+    write = getattr(lake, f"write_{orders.kind}")
 
     def lost(*args: Any, **options: Any) -> None:
         if lands:
@@ -182,79 +124,48 @@ def test_interrupted(
         raise OSError("the line is cut")
 
     with monkeypatch.context() as patched:
-        patched.setattr(lake, name, lost)
+        patched.setattr(lake, f"write_{orders.kind}", lost)
         with pytest.raises(OncelyError, match=r"table: .* cannot be written: OSError: the line is"):
             process(frame("a", "b").select("id"), **settings)
     report = process(frame("a", "c").select("id"), **settings)
     assert (report.received, report.handled, report.duplicates) == (4, 3, 1)
-    assert [row["id"] for row in target.rows()] == ["a", "b", "c"]
+    assert orders.ids() == ["a", "b", "c"]
     assert {state for _, state in ledger.counts()} == {State.COMPLETED}
 
 
-def test_new_table(ledger_url: str, tmp_path: Path, frame: Frame, monkeypatch: Any) -> None:
-    """A stream creates a table of Delta at a relative path. The format itself refuses it."""
-    monkeypatch.chdir(tmp_path)
-    told: dict[str, Any] = {
-        "consumer": "tests",
-        "ledger": ledger_url,
-        "mode": "rows",
-        "table": "delta:new/orders",
-    }
-    messages = frame("a", "b", "a")
-    messages.coalesce(1).write.parquet("input")
-    with pytest.raises(Exception, match=r"foreachBatch\(oncely.spark.foreach_batch\(table=\.\.\."):
-        messages.write.format("oncely").options(**told).mode("append").save()
-    stream = messages.sparkSession.readStream.schema(messages.schema).parquet("input")
-    drain(stream.writeStream.foreachBatch(foreach_batch(**told)), tmp_path / "checkpoint")
-    table = DeltaTable(tmp_path / "new" / "orders").to_pyarrow_table()
-    assert sorted(table.column("id").to_pylist()) == ["a", "b"]
-    assert table.column_names == ["id", "body", "source"]
-
-
 _PIPELINE = """
+message.id = "id"
+columns.amount = "n"
+source = { format = "json", path = "input", schema = "id STRING, n BIGINT" }
 [pipeline]
 name = "orders"
 consumer = "orders"
 ledger = "sqlite:///ledger.db"
 mode = "rows"
-table = "{table}"
+table = "TABLE"
 checkpoint = "checkpoint"
 quarantine = "quarantine"
-
-[source]
-format = "json"
-path = "input"
-schema = "id STRING, n BIGINT"
-
-[message]
-id = "id"
-
-[columns]
-amount = "n"
 """
 
 
-def test_pipeline(target: Target, tmp_path: Path, spark: "SparkSession", ledger: Ledger) -> None:
-    """A pipeline file names the table; one of Delta relative to the file. A lost checkpoint brings
-    only duplicates.
+def test_pipeline(orders: Orders, tmp_path: Path, spark: "SparkSession") -> None:
+    """A table of Delta is relative to the file, and is created. A lost checkpoint brings
+    duplicates only, and the error of a column names the file.
     """
-    target.create()
+    table = "delta:orders" if orders.kind == "delta" else orders.create(SCHEMA).location
     (tmp_path / "input").mkdir()
-    lines = [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "a", "n": 1}, {"id": "c"}]
-    (tmp_path / "input" / "1.json").write_text("\n".join(map(json.dumps, lines)))
+    rows = [{"id": id_, "n": 2} for id_ in ("a", "b", "a", None)]
+    (tmp_path / "input" / "1.json").write_text("\n".join(map(json.dumps, rows)))
     file = tmp_path / "pipeline.toml"
-    table = "delta:orders" if target.kind == "delta" else target.location
-    file.write_text(_PIPELINE.format(table=table))
-    report = run_pipeline(read_config(file))
-    assert (report.received, report.handled, report.duplicates, report.quarantined) == (4, 2, 1, 1)
-    assert [(row["id"], row["amount"]) for row in target.rows()] == [("a", 1), ("b", 2)]
-    shutil.rmtree(tmp_path / "checkpoint")
-    again = run_pipeline(read_config(file))
-    assert (again.handled, again.duplicates, again.quarantined) == (0, 3, 1)
-    assert len(target.rows()) == ledger.counts()[("orders", State.COMPLETED)] == 2
-    file.write_text(_PIPELINE.format(table=table).replace('"n"', '"id"'))
-    shutil.rmtree(tmp_path / "checkpoint")
-    with pytest.raises(ConfigError, match=r"pipeline.toml: column 'amount' is string, and int"):
+    file.write_text(_PIPELINE.replace("TABLE", table))
+    for handled, duplicates in [(2, 1), (0, 3)]:
+        report = run_pipeline(read_config(file))
+        told = (report.received, report.handled, report.duplicates, report.quarantined)
+        assert told == (4, handled, duplicates, 1)
+        assert orders.ids() == ["a", "b"]
+        shutil.rmtree(tmp_path / "checkpoint")
+    file.write_text(file.read_text().replace('"n"', '"id"'))
+    with pytest.raises(ConfigError, match=r"pipeline.toml: column 'amount' is string, and "):
         run_pipeline(read_config(file))
 
 
@@ -262,22 +173,23 @@ _MISTAKES: list[tuple[str, dict[str, str], str]] = [
     ("'1' amount", {}, "column 'amount' is string, and int in the table .*AS INT"),
     ("1 amuont", {}, "column amuont: there is no such column in the table .* mean 'amount'"),
     ("'x' note", {}, "has no column 'amount', which the table .* requires"),
-    ("1 amount", {"table": "iceberg:shop.sales.x"}, "'shop' has no table 'sales.x'; create it"),
-    ("1 amount", {"table": "iceberg:nope.sales.x"}, "catalog 'nope' cannot be used: .*NOPE__URI"),
+    ("1 amount", {"table": "iceberg:shop.shop.x"}, "'shop' has no table 'shop.x'; create it"),
+    ("1 amount", {"table": "iceberg:nope.shop.x"}, "catalog 'nope' cannot be used: .*NOPE__URI"),
     ("1 amount", {"table": "iceberg:orders"}, 'names no table; .*"iceberg:CATALOG.NAMESPACE.T'),
     ("1 amount", {"upsert": "id", "sequence_by": "at"}, "sequence_by: .* written last; drop it"),
-    ("1 amount", {"quarantine": "orders/q"}, "quarantine: .* is in the folder of option table"),
+    ("1 amount", {"table": "delta:/a", "quarantine": "/a/q"}, "is in the folder of option table"),
 ]
 
 
-def test_mistakes(tmp_path: Path, ledger_url: str, spark: "SparkSession", monkeypatch: Any) -> None:
-    """What is wrong is said before anything is written."""
-    monkeypatch.chdir(tmp_path)
-    target = Target("delta", tmp_path).create()
-    Target("iceberg", tmp_path).create()
-    told = {"consumer": "tests", "ledger": ledger_url, "mode": "rows", "table": target.location}
+@pytest.mark.parametrize("orders", ["iceberg"], indirect=True)
+def test_mistakes(orders: Orders, settings: dict[str, Any], spark: "SparkSession") -> None:
+    """What is wrong is said before anything is written, and what to write instead."""
+    orders.create(SCHEMA)
     for column, options, said in _MISTAKES:
         with pytest.raises(ConfigError, match=said) as caught:
-            process(spark.sql(f"SELECT 'a' id, {column}"), **told | options)  # type: ignore[arg-type]
+            process(spark.sql(f"SELECT 'a' id, {column}"), **settings | options)
         assert "\n" not in str(caught.value)
-    assert target.rows() == []
+    writer = spark.sql("SELECT 'a' id, 1 amount").write.format("oncely").mode("append")
+    with pytest.raises(Exception, match=r"foreachBatch\(oncely.spark.foreach_batch\(table="):
+        writer.options(**{name: str(value) for name, value in settings.items()}).save()
+    assert orders.ids() == []
