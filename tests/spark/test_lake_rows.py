@@ -1,7 +1,6 @@
 """Mode `rows` into a table of Delta Lake or Apache Iceberg: a batch is one commit."""
 
 import json
-import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,8 +15,6 @@ from tests.lake.tables import KEYS, Orders
 
 from oncely import ConfigError, Ledger, OncelyError, State, lake
 from oncely.spark import process
-from oncely.spark.pipeline.config import read_config
-from oncely.spark.pipeline.run import run_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,42 +130,6 @@ def test_lost_answer(
     assert {state for _, state in ledger.counts()} == {State.COMPLETED}
 
 
-_PIPELINE = """
-message.id = "id"
-columns.amount = "n"
-source = { format = "json", path = "input", schema = "id STRING, n BIGINT" }
-[pipeline]
-name = "orders"
-consumer = "orders"
-ledger = "sqlite:///ledger.db"
-mode = "rows"
-table = "TABLE"
-checkpoint = "checkpoint"
-quarantine = "quarantine"
-"""
-
-
-def test_pipeline(orders: Orders, tmp_path: Path, spark: "SparkSession") -> None:
-    """A table of Delta is relative to the file, and is created. A lost checkpoint brings
-    duplicates only, and the error of a column names the file.
-    """
-    table = "delta:orders" if orders.kind == "delta" else orders.create(SCHEMA).location
-    (tmp_path / "input").mkdir()
-    rows = [{"id": id_, "n": 2} for id_ in ("a", "b", "a", None)]
-    (tmp_path / "input" / "1.json").write_text("\n".join(map(json.dumps, rows)))
-    file = tmp_path / "pipeline.toml"
-    file.write_text(_PIPELINE.replace("TABLE", table))
-    for handled, duplicates in [(2, 1), (0, 3)]:
-        report = run_pipeline(read_config(file))
-        told = (report.received, report.handled, report.duplicates, report.quarantined)
-        assert told == (4, handled, duplicates, 1)
-        assert orders.ids() == ["a", "b"]
-        shutil.rmtree(tmp_path / "checkpoint")
-    file.write_text(file.read_text().replace('"n"', '"id"'))
-    with pytest.raises(ConfigError, match=r"pipeline.toml: column 'amount' is string, and "):
-        run_pipeline(read_config(file))
-
-
 _MISTAKES: list[tuple[str, dict[str, str], str]] = [
     ("'1' amount", {}, "column 'amount' is string, and int in the table .*AS INT"),
     ("1 amuont", {}, "column amuont: there is no such column in the table .* mean 'amount'"),
@@ -189,7 +150,8 @@ def test_mistakes(orders: Orders, settings: dict[str, Any], spark: "SparkSession
         with pytest.raises(ConfigError, match=said) as caught:
             process(spark.sql(f"SELECT 'a' id, {column}"), **settings | options)
         assert "\n" not in str(caught.value)
+    del settings["partitions"]
     writer = spark.sql("SELECT 'a' id, 1 amount").write.format("oncely").mode("append")
     with pytest.raises(Exception, match=r"foreachBatch\(oncely.spark.foreach_batch\(table="):
-        writer.options(**{name: str(value) for name, value in settings.items()}).save()
+        writer.options(**settings).save()
     assert orders.ids() == []

@@ -1,8 +1,11 @@
-"""Batches: a handler gets all new messages of a batch at once, as a DataFrame.
+"""Batches: a handler gets all new messages of a batch at once, as a DataFrame; or they are written
+into a table of Delta Lake or Apache Iceberg.
 
 A batch is itself a message: it is claimed, run and ended like any other, by the consumer
 `NAME/batches`. Tasks of the sink claim its members for it, without a lease. The success of its
-handler is stored on the batch alone, and then rolled forward to its members.
+handler is stored on the batch alone, and then rolled forward to its members. Its key is random and
+kept in the ledger: a key from the source's offsets would name other messages after a checkpoint was
+lost, and one from its members is not known before they are claimed, which is done in its name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +68,12 @@ _SCHEMA_OF_DUE = (
     "id string, type string, body binary, headers map<string,string>, source string,"
     " time timestamp, key string"
 )
+_READ_TO: Mapping[Does, Sequence[str]] = {
+    "complete": ["id"],
+    "doubt": ["id"],
+    "fail": [*COLUMN_TYPES],
+}
+"""The columns that a job on the messages of a batch needs: a dead letter has its message."""
 _MOST_DUE = 1_000
 """The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
@@ -107,35 +116,23 @@ class Batch:
         """The new messages: the same each time the handler is called."""
         return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
 
-    def complete(self, claimed: JobReport) -> None:
-        """Complete all its messages; the staging folder is removed."""
-        self._end(claimed, "complete", ["id"])
-        reached("members_completed")
-        self.staging.remove()
-
-    def fail(self, claimed: JobReport, error: str) -> None:
-        """Fail all its messages permanently: they become dead letters."""
-        self._end(claimed, "fail", list(COLUMN_TYPES), f"batch {self.key}: {error}")
-        reached("members_failed")
-        self.staging.remove()
-
-    def doubt(self, claimed: JobReport) -> None:
-        """Put all its messages in doubt."""
-        ids = self._read(claimed).select("id")
-        run_job(ids, self.settings, "doubt", self.key, self.staging)
-        self.staging.mark(IN_DOUBT)
-
-    def _end(self, claimed: JobReport, does: Does, columns: Sequence[str], error: str = "") -> None:
-        """Do the job, unless another program has: the files are removed only after the job."""
-        if not self._are_there(claimed):
-            return
+    def end(self, claimed: JobReport, does: Does, error: str = "") -> None:
+        """Complete all its messages, or fail them permanently, or put them in doubt; unless another
+        program has: the files are removed only after the job.
+        """
         try:
-            rows = self._read(claimed)
-            there = [name for name in columns if name in rows.columns]
-            run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
+            if self._are_there(claimed):
+                rows = self._read(claimed)
+                there = [name for name in _READ_TO[does] if name in rows.columns]
+                run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
         except (PySparkException, Py4JError, ConfigError):
             if self._are_there(claimed):
                 raise
+        if does == "doubt":
+            self.staging.mark(IN_DOUBT)
+            return
+        reached("members_failed" if does == "fail" else "members_completed")
+        self.staging.remove()
 
     def _read(self, claimed: JobReport) -> DataFrame:
         if not self.staging.has(STAGED):
@@ -309,7 +306,7 @@ class Batches:
                 # Until all is completed the batch stays in doubt: after a crash the probe is asked
                 # again.
                 claimed = self._claimed(batch)
-                batch.complete(claimed)
+                batch.end(claimed, "complete")
                 policy = replace(self._policy, on_in_doubt=lambda _: "happened")
                 lifecycle = replace(self._lifecycle, policy=policy)
                 run_inline(lifecycle.claim(lifecycle.sync_driver, [self._turn(batch)]))
@@ -347,7 +344,7 @@ class Batches:
                 claimed = self._claimed(batch)
                 if batch.staging.has(IN_DOUBT):
                     return Counts()
-                batch.doubt(claimed)
+                batch.end(claimed, "doubt")
                 return Counts(received=claimed.messages, in_doubt=claimed.messages)
             case Exhausted(record):
                 return self._fail(batch, self._claimed(batch), record.error or "")
@@ -408,7 +405,7 @@ class Batches:
             return counts + Counts(waiting=number)
         if turn.ending is not None and turn.ending.end is End.IN_DOUBT:
             if not isinstance(turn.ending.verdict, Delay):  # Else a probe is asked about it.
-                batch.doubt(claimed)
+                batch.end(claimed, "doubt")
             return counts + Counts(in_doubt=number)
         self._fail(batch, claimed, recorded(turn.error))
         return counts + Counts(failed=number, newly_failed=number)
@@ -420,11 +417,11 @@ class Batches:
         return JobReport(Counts(), 0, []) if told is None else read_report(told)
 
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
-        batch.complete(claimed)
+        batch.end(claimed, "complete")
         self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
         return Counts(received=claimed.messages, handled=claimed.messages)
 
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
-        batch.fail(claimed, error)
+        batch.end(claimed, "fail", f"batch {batch.key}: {error}")
         number = claimed.messages
         return Counts(received=number, failed=number, newly_failed=number)

@@ -99,7 +99,7 @@ class JobReport(WriterCommitMessage):
 
     def as_json(self) -> dict[str, Any]:
         """The report as `read_report` reads it."""
-        return {"counts": vars(self.counts), "messages": self.messages, "files": self.files}
+        return {**vars(self), "counts": vars(self.counts)}
 
 
 def run_job(
@@ -120,7 +120,7 @@ def run_job(
 
 def read_report(told: Mapping[str, Any]) -> JobReport:
     """The report from its `as_json`."""
-    return JobReport(Counts(**told["counts"]), told["messages"], told["files"])
+    return JobReport(**{**told, "counts": Counts(**told["counts"])})
 
 
 class ClaimTask(ChunkTask):
