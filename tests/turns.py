@@ -24,8 +24,6 @@ _A_DAY = {
     "demos": 1,
     "processes are killed": 4,
     "lake writers are killed": 1,
-    "rows in lakes": 1,
-    "lake streams are killed": 1,
     "long": 2,
     "planted bugs": 12,
     "drifts": 10,

@@ -7,7 +7,7 @@ that token, which grants the claims again, or shows that another attempt has end
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -129,14 +129,10 @@ class ClaimTask(ChunkTask):
     """
 
     def __init__(self, ledger: Ledger, options: SinkOptions, job: Job, aside: Aside) -> None:
-        self._reads: Collection[str] = COLUMN_TYPES
-        policy = options.policy
-        if options.mode == "rows":
-            # A row has no body and no time of sending: these columns may be the user's own.
-            self._reads = COLUMNS_OF_ROWS
-            policy = replace(policy, on_mismatch="ignore", on_too_old="run")
+        # A row has no body and no time of sending: such columns are the user's own.
+        self._reads = COLUMNS_OF_ROWS if options.mode == "rows" else (*COLUMN_TYPES,)
         # The handler and the probe are called by the program, for a batch.
-        options, channel = replace(options, policy=policy, named={}), TaskChannel(None, "")
+        options, channel = replace(options, named={}), TaskChannel(None, "")
         super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.
