@@ -78,8 +78,8 @@ kafka-kills: .venv/.ready servers ## kill workers at a topic of Kafka, and the b
 bridge-kills: .venv/.ready servers ## kill a bridge N times at each broker that has a source (N=50)
 	@ONCELY_TEST_ALL=1 ONCELY_TEST_BRIDGE_KILLS=$(or $(N),50) scripts/pytest.sh tests/integration/test_ready_sources.py -k killed
 
-lake-kills: .venv/.ready ## two writers try N batches of Delta and of Iceberg, with a kill for every third (N=1000)
-	@ONCELY_TEST_LAKE_KILLS=$(or $(N),1000) ONCELY_TEST_ALL=1 scripts/pytest.sh tests/lake/test_kills.py --timeout 86400
+lake-kills: .venv/.ready .venv/spark.jsa ## N batches of Delta and of Iceberg, by two writers and by a stream, with a kill for every third (N=1000)
+	@ONCELY_TEST_LAKE_KILLS=$(or $(N),1000) ONCELY_TEST_ALL=1 scripts/pytest.sh -s tests/lake/test_kills.py tests/spark/test_lake_killed.py --timeout 86400
 
 relay-kills: .venv/.ready servers ## N random commits, rollbacks and kills of producers and relays (N=100000)
 	@ONCELY_TEST_RELAY_KILLS=$(or $(N),100000) scripts/pytest.sh -s tests/integration/test_relay_kills.py

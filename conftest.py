@@ -38,10 +38,12 @@ _SCOPES = {
     "spark pipelines": (
         *("tests/cli/test_pipeline_modes.py", "tests/cli/test_pipeline_bridge.py"),
         "tests/cli/test_pipeline_runs.py",
-        "tests/spark/test_batches.py",
+        *("tests/spark/test_batches.py", "tests/spark/test_lake_rows.py"),
     ),
     "kafka": ("tests/integration/test_kafka.py", "tests/integration/test_faststream_brokers.py"),
-    "spark connect": ("tests/spark/test_batches_killed.py", "tests/spark/test_connect.py"),
+    "spark connect": (
+        *(f"tests/spark/test_{name}.py" for name in ("batches_killed", "connect", "lake_killed")),
+    ),
 }
 """Files whose tests share a Spark or a Kafka, which takes longer to start than most tests take."""
 

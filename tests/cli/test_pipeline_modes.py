@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from tests.cli.conftest import Command, Project
 from tests.conditions import LIMIT_S
 from tests.servers import free_port
@@ -132,6 +133,21 @@ def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
     assert sorted(found) == [("a0", 597), ("a1", 598), ("a2", 599)]
 
 
+@pytest.mark.in_turn("pipelines")
+def test_rows_in_a_lake(project: Project) -> None:
+    """A table of Delta is relative to the file, and is created; a lost checkpoint is harmless."""
+    write_rows(project, "delta:out/payments", {"amount": "cents"})
+    rows = [{"id": id_, "cents": 2} for id_ in ("a", "b", "a", "")]
+    (project.folder / "in" / "1.json").write_text("\n".join(map(json.dumps, rows)))
+    for handled in (2, 0):
+        report = project.run()
+        told = (report["handled"], sum(report["duplicates"].values()), report["quarantined"])
+        assert told == (handled, 3 - handled, {"empty id": 1})
+        shutil.rmtree(project.folder / "out" / "checkpoint")
+    table = DeltaTable(project.folder / "out" / "payments").to_pyarrow_table()
+    assert sorted(map(tuple, map(dict.values, table.to_pylist()))) == [("a", 2), ("b", 2)]
+
+
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     ("table", "columns", "said"),
@@ -139,6 +155,7 @@ def test_of_rows_with_one_key_the_last_stays(project: Project) -> None:
         ("paymnts", {"account": "who"}, "table: "),
         ("payments", {"acount": "who"}, "column acount: there is no such column in the table"),
         ("payments", {"amount": "who"}, "column 'amount' is string"),
+        ("iceberg:no.such.table", {"amount": "cents"}, "table: the catalog 'no' cannot be used"),
     ],
 )
 def test_what_the_database_alone_can_tell_is_a_mistake_too(

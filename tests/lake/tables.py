@@ -28,16 +28,19 @@ class Orders:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.path = str(folder / "orders")
+        self.location = f"delta:{self.path}" if kind == "delta" else "iceberg:shop.shop.orders"
+        """The table as mode `rows` of Spark names it."""
         if kind == "iceberg":
             url = f"sqlite:///{folder}/catalog.db"
             self.catalog = SqlCatalog("shop", uri=url, warehouse=f"file://{folder}")
 
-    def create(self) -> "Orders":
+    def create(self, schema: Any = rows().schema) -> "Orders":
         if self.kind == "delta":
-            write_deltalake(self.path, rows(), configuration={"delta.checkpointInterval": "5"})
+            often = {"delta.checkpointInterval": "5"}
+            write_deltalake(self.path, schema.empty_table(), configuration=often)
         else:
             self.catalog.create_namespace("shop")
-            self.catalog.create_table("shop.orders", schema=rows().schema)
+            self.catalog.create_table("shop.orders", schema=schema)
         return self
 
     def load(self) -> Any:
@@ -47,10 +50,13 @@ class Orders:
         write = lake.write_delta if self.kind == "delta" else lake.write_iceberg
         return write(self.load() if table is None else table, data, key=key, **options)
 
-    def ids(self) -> list[int]:
+    def read(self) -> Any:
         table = self.load()
-        read = DeltaTable(table).to_pyarrow_table if self.kind == "delta" else table.scan().to_arrow
-        return sorted(read().column("id").to_pylist())
+        is_delta = self.kind == "delta"
+        return DeltaTable(table).to_pyarrow_table() if is_delta else table.scan().to_arrow()
+
+    def ids(self) -> list[Any]:
+        return sorted(self.read().column("id").to_pylist())
 
     def maintain(self) -> None:
         """Compact files, remove old ones, and forget old commits."""

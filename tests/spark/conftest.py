@@ -1,20 +1,15 @@
 """Ways to write to the sink and to look at its effects."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conditions import LIMIT_S, wait_until
-from tests.servers import free_port
-from tests.spark.programs import QUICK_JAVA, program
+from tests.conditions import LIMIT_S
+from tests.spark.programs import ConnectServer
 
 from oncely import Ledger, open_ledger
 from oncely.spark.sink.channel import DriverChannel
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[2]
 SCHEMA = "id string, body string, source string"
-_CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 class Effects:
@@ -117,42 +111,11 @@ def drain(writer: "DataStreamWriter", checkpoint: Path) -> None:
     assert writer.trigger(availableNow=True).start().awaitTermination(int(LIMIT_S))
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "ONCELY_LEDGER"} | more
-
-
 @pytest.fixture(scope="session")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a Spark Connect server, one for all tests of a process."""
-    folder, port = tmp_path_factory.mktemp("server"), free_port()
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": port,
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    pairs = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    submit = (program("spark-submit"), "--class", _CONNECT, "--master", "local[2,4]")
-    log = folder / "server.log"
-    with log.open("w") as written:
-        server = subprocess.Popen(
-            [*submit, *pairs, "spark-internal"],
-            cwd=folder,
-            env=environment(**QUICK_JAVA),
-            stdout=written,
-            stderr=written,
-            start_new_session=True,
-        )
-
-    def answers() -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return True
-        return False
-
+    server = ConnectServer(tmp_path_factory.mktemp("server"))
     try:
-        wait_until(answers, log.read_text, limit_s=300, programs=[server])
-        yield f"sc://127.0.0.1:{port}"
+        yield server.start()
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait(LIMIT_S)
+        server.kill()

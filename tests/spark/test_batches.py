@@ -257,5 +257,5 @@ def test_a_sink_calls_none(frame: Frame, settings: dict[str, Any]) -> None:
     """Tasks cannot call what is to be called on the driver."""
     settings = {name: str(value) for name, value in settings.items() if name != "partitions"}
     writer = frame("a").write.format("oncely").options(**settings, handler_batch="a:b")
-    with pytest.raises(Exception, match="it runs in your program, not in tasks"):
+    with pytest.raises(Exception, match="by your program, not by tasks"):
         writer.mode("append").save()

@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.spark.batch_targets import CALLS, DATABASE, FOLDER, IDS_IN
-from tests.spark.conftest import HERE, environment
+from tests.spark.conftest import HERE
+from tests.spark.programs import environment
 from tests.turns import in_turn
 
 _ALL = int(os.environ.get("ONCELY_TEST_SPARK_FAULTS", "0"))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.conftest import HERE, Effects, environment
-from tests.spark.programs import program
+from tests.spark.conftest import HERE, Effects
+from tests.spark.programs import environment, program
 
 from oncely import State, open_ledger
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.records import granted
-from tests.spark.conftest import environment
-from tests.spark.programs import QUICK_JAVA, program
+from tests.spark.programs import QUICK_JAVA, environment, program
 
 from oncely import Key, State, open_ledger
 

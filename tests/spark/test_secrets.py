@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from pyspark.errors import PySparkException
-from tests.spark.conftest import HERE, environment
+from tests.spark.conftest import HERE
+from tests.spark.programs import environment
 from tests.spark.tasks import batches_of
 
 from oncely import open_transport

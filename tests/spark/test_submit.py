@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.conftest import HERE, environment
-from tests.spark.programs import QUICK_JAVA, program
+from tests.spark.conftest import HERE
+from tests.spark.programs import QUICK_JAVA, environment, program
 from tests.spark_faults.cluster import MASTER, WORKER, start_cluster
 from tests.spark_faults.processes import Programs
 

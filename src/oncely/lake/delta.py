@@ -16,6 +16,7 @@ from oncely.lake.batch import Mode, Outrun, checked_rows, write_once
 from oncely.stores.open_store import extra_installed
 
 with extra_installed("delta", "oncely.lake"):
+    import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.exceptions import CommitFailedError, SchemaMismatchError, TableNotFoundError
 
@@ -43,6 +44,13 @@ def write_delta(
     keys = DeltaKeys(table, "write_delta", storage_options, creates=True)
     commit = partial(keys.commit, rows, key, mode, on, where, options)
     return write_once("write_delta", keys, key, commit)
+
+
+def columns_of(path: str, of_new: pa.Schema | None) -> pa.Schema:
+    """The columns of a table. If it does not exist, it is created with the columns `of_new`."""
+    if of_new is not None and not DeltaTable.is_deltatable(path):
+        write_deltalake(path, of_new.empty_table(), mode="ignore")
+    return pa.schema(DeltaTable(path).schema().to_arrow())
 
 
 class DeltaKeys:

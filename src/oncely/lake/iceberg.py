@@ -9,12 +9,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from oncely.core.errors import ConfigError
+from oncely.core.errors import ConfigError, describe
 from oncely.lake.batch import Mode, Outrun, checked_rows, write_once
 from oncely.stores.open_store import extra_installed
 
 with extra_installed("iceberg", "oncely.lake"):
-    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import (
+        CommitFailedException,
+        NoSuchNamespaceError,
+        NoSuchTableError,
+    )
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table
 
@@ -40,6 +45,23 @@ def write_iceberg(
     keys = IcebergKeys(table, "write_iceberg")
     commit = partial(keys.commit, rows, key, mode, on, where, keep)
     return write_once("write_iceberg", keys, key, commit)
+
+
+def named_table(name: str) -> Table:
+    """The table "CATALOG.NAMESPACE.TABLE", of a catalog in pyiceberg's own configuration.
+
+    Raises ConfigError.
+    """
+    catalog, _, table = name.partition(".")
+    try:
+        return load_catalog(catalog).load_table(table)
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        told = f"the catalog {catalog!r} has no table {table!r}; create it first"
+        raise ConfigError(f"table: {told}") from error
+    except Exception as error:
+        told = f"the catalog {catalog!r} cannot be used: {describe(error)}; look at"
+        variables = f"PYICEBERG_CATALOG__{catalog.upper()}__URI and the like"
+        raise ConfigError(f"table: {told} {variables}") from error
 
 
 class _CommitsOnce(Table):

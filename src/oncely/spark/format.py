@@ -31,7 +31,13 @@ from oncely.spark.sink.counts import Counts, hand_over
 from oncely.spark.sink.message_rows import numbered
 from oncely.spark.sink.paths import check_quarantine
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
-from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, check_on_driver, read_options
+from oncely.spark.sink.sink_options import (
+    BATCH_JOB,
+    SinkOptions,
+    check_on_driver,
+    read_options,
+    runs_batches,
+)
 
 _ARCHIVES = (".zip", ".egg", ".whl")
 
@@ -94,10 +100,11 @@ class OncelyDataSource(DataSource):
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     _find_archives()
     read = read_options(options)
-    if read.handler_batch is not None:
+    if runs_batches(options):
+        name = "handler_batch" if read.handler_batch else "table"
         raise ConfigError(
-            "option handler_batch: it runs in your program, not in tasks; write "
-            ".writeStream.foreachBatch(oncely.spark.foreach_batch(handler_batch=...))"
+            f"option {name}: a batch is written by your program, not by tasks; write "
+            f".writeStream.foreachBatch(oncely.spark.foreach_batch({name}=...))"
         )
     check_on_driver(read)
     check_columns(read, schema)

@@ -23,7 +23,13 @@ from oncely.spark.session import make_active
 from oncely.spark.sink.channel import driver_channel
 from oncely.spark.sink.counts import Counts, Report, fetch
 from oncely.spark.sink.paths import absolute_paths
-from oncely.spark.sink.sink_options import Mode, check_on_driver, import_function, read_options
+from oncely.spark.sink.sink_options import (
+    Mode,
+    check_on_driver,
+    import_function,
+    read_options,
+    runs_batches,
+)
 from oncely.spark.sink.spreading import spread
 
 if TYPE_CHECKING:
@@ -129,7 +135,7 @@ def _settled(
     make_active(messages.sparkSession)
     began = time.monotonic()
     try:
-        if "handler_batch" in settings:
+        if runs_batches(settings):
             from oncely.spark.batches.batches import Batches
 
             batches = Batches(settings, function, partitions)

@@ -1,13 +1,17 @@
-"""Batches: a handler gets all new messages of a batch at once, as a DataFrame.
+"""Batches: a handler gets all new messages of a batch at once, as a DataFrame; or they are written
+into a table of Delta Lake or Apache Iceberg.
 
 A batch is itself a message: it is claimed, run and ended like any other, by the consumer
 `NAME/batches`. Tasks of the sink claim its members for it, without a lease. The success of its
-handler is stored on the batch alone, and then rolled forward to its members.
+handler is stored on the batch alone, and then rolled forward to its members. Its key is random and
+kept in the ledger: a key from the source's offsets would name other messages after a checkpoint was
+lost, and one from its members is not known before they are claimed, which is done in its name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -38,6 +42,7 @@ from oncely.locations import absolute
 from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
 from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
 from oncely.spark.ledgers import migrated_ledger
+from oncely.spark.modes.lake_table import LakeTable
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN, check_types
@@ -63,6 +68,12 @@ _SCHEMA_OF_DUE = (
     "id string, type string, body binary, headers map<string,string>, source string,"
     " time timestamp, key string"
 )
+_READ_TO: Mapping[Does, Sequence[str]] = {
+    "complete": ["id"],
+    "doubt": ["id"],
+    "fail": [*COLUMN_TYPES],
+}
+"""The columns that a job on the messages of a batch needs: a dead letter has its message."""
 _MOST_DUE = 1_000
 """The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
@@ -105,35 +116,23 @@ class Batch:
         """The new messages: the same each time the handler is called."""
         return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
 
-    def complete(self, claimed: JobReport) -> None:
-        """Complete all its messages; the staging folder is removed."""
-        self._end(claimed, "complete", ["id"])
-        reached("members_completed")
-        self.staging.remove()
-
-    def fail(self, claimed: JobReport, error: str) -> None:
-        """Fail all its messages permanently: they become dead letters."""
-        self._end(claimed, "fail", list(COLUMN_TYPES), f"batch {self.key}: {error}")
-        reached("members_failed")
-        self.staging.remove()
-
-    def doubt(self, claimed: JobReport) -> None:
-        """Put all its messages in doubt."""
-        ids = self._read(claimed).select("id")
-        run_job(ids, self.settings, "doubt", self.key, self.staging)
-        self.staging.mark(IN_DOUBT)
-
-    def _end(self, claimed: JobReport, does: Does, columns: Sequence[str], error: str = "") -> None:
-        """Do the job, unless another program has: the files are removed only after the job."""
-        if not self._are_there(claimed):
-            return
+    def end(self, claimed: JobReport, does: Does, error: str = "") -> None:
+        """Complete all its messages, or fail them permanently, or put them in doubt; unless another
+        program has: the files are removed only after the job.
+        """
         try:
-            rows = self._read(claimed)
-            there = [name for name in columns if name in rows.columns]
-            run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
+            if self._are_there(claimed):
+                rows = self._read(claimed)
+                there = [name for name in _READ_TO[does] if name in rows.columns]
+                run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
         except (PySparkException, Py4JError, ConfigError):
             if self._are_there(claimed):
                 raise
+        if does == "doubt":
+            self.staging.mark(IN_DOUBT)
+            return
+        reached("members_failed" if does == "fail" else "members_completed")
+        self.staging.remove()
 
     def _read(self, claimed: JobReport) -> DataFrame:
         if not self.staging.has(STAGED):
@@ -163,10 +162,24 @@ class Batches:
         partitions: int | None = None,
     ) -> None:
         options = read_options(settings)
-        name = options.handler_batch or ""
-        found = handler or import_function(name, "handler_batch", options.handler_path)
-        self._handler = check_called(found, "handler_batch", ("messages", "batch_key"))
         self._policy = options.whole_policy()
+        self._handle: Callable[[Batch, JobReport], Any]
+        self._table = None
+        if options.mode == "rows":
+            self._table = table = LakeTable(options.table or "", options.upsert)
+            # A batch has no tries to spend: what its table refuses, ends the run.
+            self._policy = replace(self._policy, on_in_doubt=table.finding, tries=None)
+            self._handle = lambda batch, claimed: table.write(
+                batch.staging.read(claimed.files), batch.key
+            )
+        else:
+            name = options.handler_batch or ""
+            found = handler or import_function(name, "handler_batch", options.handler_path)
+            called = check_called(found, "handler_batch", ("messages", "batch_key"))
+            self._handle = lambda batch, claimed: called(batch.new(claimed), batch.key)
+            probe: Any = self._policy.on_in_doubt
+            if callable(probe):
+                self._policy = replace(self._policy, on_in_doubt=lambda asked: probe(asked.id))
         self._folder = absolute(options.staging or f"{options.quarantine.rstrip('/')}-batches")
         self._ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         self._consumer = options.consumer
@@ -178,7 +191,7 @@ class Batches:
 
     def process(self, messages: DataFrame) -> Counts:
         """Finish the batches of earlier programs, and then hand the new messages to the handler."""
-        check_types(messages.schema)
+        messages = self.fitted(messages)
         counts = self.take_up(messages.sparkSession)
         deliveries, due = self._with_due(messages)
         key = uuid4().hex
@@ -188,13 +201,20 @@ class Batches:
         )
         return counts + self._run(batch, self._policy)
 
+    def fitted(self, messages: DataFrame) -> DataFrame:
+        """The messages as they are handled. Raises ConfigError for wrong columns."""
+        if self._table is not None:
+            return self._table.fitted(messages)
+        check_types(messages.schema)
+        return messages
+
     def _with_due(self, messages: DataFrame) -> tuple[DataFrame, Sequence[str]]:
         """`messages`, and the consumer's messages that wait in the ledger and are due, such as
         retried dead letters, in the message columns that `messages` has; and the ids of these.
         """
         mailbox, queue = self._ledger.mailbox, retries_of(self._consumer)
-        # To look is a cheap read; to take is a write.
-        if mailbox.free_in_s(queue) != 0:
+        # To look is a cheap read; to take is a write. What waits is a message, and not a row.
+        if self._table is not None or mailbox.free_in_s(queue) != 0:
             return messages, ()
         rows = [
             (m.id, m.type, m.body, dict(m.headers), m.source, m.time, m.key)
@@ -280,13 +300,13 @@ class Batches:
         probe = self._policy.on_in_doubt
         if not callable(probe):
             return self._run(batch, self._policy)
-        told = Message(batch.key)
-        match probe_answer(lambda message: probe(message.id), told).finding:
+        told = Message(batch.key, time=datetime.fromtimestamp(record.first_seen, UTC))
+        match probe_answer(probe, told).finding:
             case "happened":
                 # Until all is completed the batch stays in doubt: after a crash the probe is asked
                 # again.
                 claimed = self._claimed(batch)
-                batch.complete(claimed)
+                batch.end(claimed, "complete")
                 policy = replace(self._policy, on_in_doubt=lambda _: "happened")
                 lifecycle = replace(self._lifecycle, policy=policy)
                 run_inline(lifecycle.claim(lifecycle.sync_driver, [self._turn(batch)]))
@@ -324,7 +344,7 @@ class Batches:
                 claimed = self._claimed(batch)
                 if batch.staging.has(IN_DOUBT):
                     return Counts()
-                batch.doubt(claimed)
+                batch.end(claimed, "doubt")
                 return Counts(received=claimed.messages, in_doubt=claimed.messages)
             case Exhausted(record):
                 return self._fail(batch, self._claimed(batch), record.error or "")
@@ -353,12 +373,12 @@ class Batches:
         return claimed
 
     def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
-        """Call the handler. Raises only errors that end this process."""
+        """Call the handler. Raises only errors that end the run."""
         reached("before_batch_handler")
         try:
-            self._handler(batch.new(claimed), batch.key)
+            self._handle(batch, claimed)
         except BaseException as error:
-            if is_process_stopping() or isinstance(error, KeyboardInterrupt):
+            if self._table or is_process_stopping() or isinstance(error, KeyboardInterrupt):
                 # Not a failure of the handler: what it has written is in doubt.
                 raise
             names = {"consumer": self._lifecycle.consumer, "message_id": batch.key}
@@ -385,7 +405,7 @@ class Batches:
             return counts + Counts(waiting=number)
         if turn.ending is not None and turn.ending.end is End.IN_DOUBT:
             if not isinstance(turn.ending.verdict, Delay):  # Else a probe is asked about it.
-                batch.doubt(claimed)
+                batch.end(claimed, "doubt")
             return counts + Counts(in_doubt=number)
         self._fail(batch, claimed, recorded(turn.error))
         return counts + Counts(failed=number, newly_failed=number)
@@ -397,11 +417,11 @@ class Batches:
         return JobReport(Counts(), 0, []) if told is None else read_report(told)
 
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
-        batch.complete(claimed)
+        batch.end(claimed, "complete")
         self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
         return Counts(received=claimed.messages, handled=claimed.messages)
 
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
-        batch.fail(claimed, error)
+        batch.end(claimed, "fail", f"batch {batch.key}: {error}")
         number = claimed.messages
         return Counts(received=number, failed=number, newly_failed=number)

@@ -38,7 +38,13 @@ from oncely.spark.modes.steady import patiently
 from oncely.spark.modes.tally import MISMATCH, Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import Row, numbered, read_chunks
+from oncely.spark.sink.message_rows import (
+    COLUMN_TYPES,
+    COLUMNS_OF_ROWS,
+    Row,
+    numbered,
+    read_chunks,
+)
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
 
@@ -93,7 +99,7 @@ class JobReport(WriterCommitMessage):
 
     def as_json(self) -> dict[str, Any]:
         """The report as `read_report` reads it."""
-        return {"counts": vars(self.counts), "messages": self.messages, "files": self.files}
+        return {**vars(self), "counts": vars(self.counts)}
 
 
 def run_job(
@@ -114,7 +120,7 @@ def run_job(
 
 def read_report(told: Mapping[str, Any]) -> JobReport:
     """The report from its `as_json`."""
-    return JobReport(Counts(**told["counts"]), told["messages"], told["files"])
+    return JobReport(**{**told, "counts": Counts(**told["counts"])})
 
 
 class ClaimTask(ChunkTask):
@@ -123,6 +129,8 @@ class ClaimTask(ChunkTask):
     """
 
     def __init__(self, ledger: Ledger, options: SinkOptions, job: Job, aside: Aside) -> None:
+        # A row has no body and no time of sending: such columns are the user's own.
+        self._reads = COLUMNS_OF_ROWS if options.mode == "rows" else (*COLUMN_TYPES,)
         # The handler and the probe are called by the program, for a batch.
         options, channel = replace(options, named={}), TaskChannel(None, "")
         super().__init__(ledger, options, lambda _: None, aside, channel)
@@ -153,8 +161,8 @@ class ClaimTask(ChunkTask):
     def _noted(
         self, source: tuple[Sequence[int], RecordBatch]
     ) -> tuple[Sequence[int], RecordBatch]:
-        self._source = source
-        return source
+        self._source = numbers, rows = source
+        return numbers, rows.select([name for name in rows.schema.names if name in self._reads])
 
     def _take_in_pace(self, chunk: Sequence[Row]) -> None:
         super()._take_in_pace(chunk)

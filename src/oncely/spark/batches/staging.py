@@ -7,11 +7,12 @@ staged, in_doubt    empty files that mark a state
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import Schema
 from pyarrow.fs import FileSystem, FileType
@@ -37,6 +38,11 @@ class StagingFolder:
         name = f"new/{uuid4().hex}.parquet"
         self._files.create_dir(f"{self._path}/new", recursive=True)
         return name, pq.ParquetWriter(f"{self._path}/{name}", schema, filesystem=self._files)
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        """The new messages in these files."""
+        tables = [pq.read_table(f"{self._path}/{name}", filesystem=self._files) for name in names]
+        return pa.concat_tables(tables)
 
     def has(self, *names: str) -> bool:
         """Whether the folder has these files: a mark, or new files."""

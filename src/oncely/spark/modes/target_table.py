@@ -24,9 +24,9 @@ from oncely.spark.ledgers import url_here
 from oncely.spark.option_values import unknown
 from oncely.spark.sink.message_rows import (
     BROKEN_COLUMN,
-    COLUMN_TYPES,
+    COLUMNS_OF_ROWS,
     ROW_COLUMN,
-    check_has_id,
+    check_types,
     in_utc,
 )
 from oncely.spark.sink.sink_options import SinkOptions
@@ -303,11 +303,8 @@ def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
 
 def check_table(table: TargetTable, schema: StructType) -> None:
     """Raise ConfigError for a DataFrame whose rows do not fit into the table."""
-    check_has_id(schema.names)
+    check_types(schema, COLUMNS_OF_ROWS)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    for name in (_ID, ROW_COLUMN, BROKEN_COLUMN):
-        if types.get(name, "string") not in COLUMN_TYPES[name]:
-            raise ConfigError(f'column {name!r} is {types[name]}; write "cast({name} AS STRING)"')
     names = written_columns(table, list(types))
     for name in names:
         if name not in table.columns:

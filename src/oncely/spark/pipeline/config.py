@@ -52,7 +52,8 @@ class PipelineTable(Table):
     """Called on the driver with a batch, instead of a handler."""
     mode: Mode = "leased"
     table: Text | None = None
-    """In mode `rows`: the table for the columns of [columns]."""
+    """In mode `rows`: the table for the columns of [columns], in the ledger's database, or
+    "delta:PATH", or "iceberg:CATALOG.NAMESPACE.TABLE"."""
     upsert: list[Text] = []
     """In mode `rows`: the key by which rows replace existing rows."""
     sequence_by: Text | None = None
@@ -63,7 +64,7 @@ class PipelineTable(Table):
     checkpoint: Text
     quarantine: Text
     staging: Text | None = None
-    """The folder of a batch until its handler has ended; by default beside the quarantine."""
+    """The folder of a batch until it is settled; by default beside the quarantine."""
     archive: Text | None = None
     chunk: int | None = Field(default=None, ge=1)
     concurrency: int | None = Field(default=None, ge=1)
@@ -166,6 +167,8 @@ class PipelineConfig:
             "archive": self.archive,
             "handler_path": self.folder,
         }
+        if pipeline.table and pipeline.table.startswith("delta:"):
+            places["table"] = f"delta:{self._absolute(pipeline.table.removeprefix('delta:'))}"
         options = {**pipeline.model_dump(include=_SINKS_OPTIONS), **places}
         self.sink_options = as_text(options) | as_text(tables.policy)
         """The options of the sink that the file sets."""

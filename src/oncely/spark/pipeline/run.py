@@ -27,6 +27,7 @@ from oncely.spark.recorded_run import RecordedRun
 from oncely.spark.session import make_active, session
 from oncely.spark.sink.channel import DriverChannel, TaskChannel, driver_channel, report_batch
 from oncely.spark.sink.counts import Counts, Report, fetch, hand_over
+from oncely.spark.sink.sink_options import runs_batches
 from oncely.spark.sink.spreading import slots, spread
 
 _LOOK_S = 0.2
@@ -212,14 +213,18 @@ def _start(
         with config.checking(f"[pipeline] {name}", f"{name}: "):
             check_master(spark, {name: address})
     messages = read_messages(spark, config)
-    if pipeline.handler_batch is None:
+    if not runs_batches(settings):
         dealt = spread(messages, pipeline.partitions, pipeline.upsert, pipeline.writers)
         sink = dealt.writeStream.format("oncely").options(**settings)
     else:
         from oncely.spark.batches.batches import Batches
 
+        try:
+            (batches := Batches(settings)).fitted(messages)
+        except ConfigError as error:
+            raise _told(error, config) from error
         # Finish the batches of an earlier run, also if there is no new batch.
-        _report(settings, Batches(settings).take_up(spark))
+        _report(settings, batches.take_up(spark))
         sink = messages.writeStream.foreachBatch(partial(_take_batch, settings))
     writer = (
         sink.queryName(pipeline.name)
@@ -259,7 +264,7 @@ def _report(settings: Mapping[str, str], counts: Counts) -> None:
 
 def _told(error: Exception, config: PipelineConfig) -> OncelyError:
     """A Spark error as ours; it names the file if only Spark could find the file's error."""
-    own = as_own(error)
+    own = error if isinstance(error, OncelyError) else as_own(error)
     if isinstance(own, ConfigError):
         own = ConfigError(f"{config.file}: {str(own).removeprefix('option ')}")
     if config.spark.items() >= WHOLE_ERRORS.items():

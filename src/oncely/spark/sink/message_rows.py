@@ -1,6 +1,6 @@
 """Rows of a message DataFrame: checks the schema, reads Arrow in chunks, and makes messages."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,8 @@ COLUMN_TYPES = {
     BROKEN_COLUMN: ("string",),
 }
 """The columns of a message DataFrame, of which only `id` is required, and their Spark types."""
+COLUMNS_OF_ROWS = ("id", ROW_COLUMN, BROKEN_COLUMN)
+"""Those that mode `rows` has, too: all others are the user's."""
 
 
 class Row(NamedTuple):
@@ -89,13 +91,17 @@ def check_schema(schema: StructType) -> None:
             )
 
 
-def check_types(schema: StructType) -> None:
-    """Raises ConfigError if a message's column is missing, or has a wrong type."""
+def check_types(schema: StructType, names: Collection[str] = COLUMN_TYPES) -> None:
+    """Raises ConfigError if `id` is missing, or if one of these columns has a wrong type."""
     check_has_id(schema.names)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    for name, type_ in types.items():
-        if type_ not in COLUMN_TYPES.get(name, (type_,)):
-            raise ConfigError(f"column {name!r} is {type_}; it must be {COLUMN_TYPES[name][0]}")
+    for name in names:
+        if name in types and types[name] not in COLUMN_TYPES[name]:
+            type_ = COLUMN_TYPES[name][0]
+            raise ConfigError(
+                f"column {name!r} is {types[name]}; it must be {type_}:"
+                f' write "cast({name} AS {type_.upper()})"'
+            )
 
 
 def check_has_id(columns: Sequence[str]) -> None:

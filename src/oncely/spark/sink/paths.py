@@ -27,6 +27,9 @@ def absolute_paths(options: Mapping[str, str]) -> dict[str, str]:
     """
     options = {"quarantine": "oncely-quarantine", **options}
     folders = {name: absolute(options[name]) for name in _FOLDERS if options.get(name)}
+    kind, _, path = options.get("table", "").partition(":")
+    if kind == "delta" and path:
+        folders["table"] = f"delta:{absolute(path)}"
     locations = {}
     for name in _LOCATIONS:
         if options.get(name):

@@ -37,6 +37,7 @@ BATCH_JOB = "batch_job"
 _DEFAULT_CHUNK = 1_000
 _DEFAULT_CHUNK_OF_ROWS = 5_000
 _TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
+_LAKE_TABLE = re.compile(r"delta:.+|iceberg:[^.]+(?:\.[^.]+){2,}")
 _WITH_HANDLER: Sequence[Mode] = ("leased", "transactional")
 _ONLY_IN: Mapping[str, tuple[Sequence[Mode], str]] = {
     **dict.fromkeys(
@@ -93,7 +94,8 @@ class SinkOptions:
     channel_token: str
     """The secret of the channel; Spark masks options with such a name."""
     table: str | None
-    """In mode `rows`: the target table, as "table" or "schema.table"."""
+    """In mode `rows`: the target table, as "table" or "schema.table", "delta:PATH" or
+    "iceberg:CATALOG.NAMESPACE.TABLE"."""
     archive: str | None
     """The archive, for messages older than the retention: a folder, or a URI."""
     upsert: tuple[str, ...]
@@ -122,6 +124,16 @@ _OWN = {each.name for each in fields(SinkOptions)} - {"address", "policy", "name
 _NAMES = _OWN | _LEDGER | set(POLICY_FIELDS)
 
 
+def runs_batches(options: Mapping[str, str]) -> bool:
+    """Whether the program, and not each task, handles what is new."""
+    return "handler_batch" in options or is_in_lake(options.get("table", ""))
+
+
+def is_in_lake(table: str) -> bool:
+    """Whether a table is one of Delta Lake or Apache Iceberg, and not of the ledger's database."""
+    return table.startswith(("delta:", "iceberg:"))
+
+
 def read_options(options: Mapping[str, str]) -> SinkOptions:
     """Check the options of the sink. Raises ConfigError, which names the option."""
     given = absolute_paths({name.lower(): value for name, value in options.items()})
@@ -144,6 +156,8 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     names = ("quarantine", "archive", "staging", "checkpointLocation")
     places = {f"option {name}": given.get(name.lower()) for name in names}
     file = ledger.removeprefix("sqlite:///") if ledger.startswith("sqlite:") else None
+    if given.get("table", "").startswith("delta:"):
+        places["option table"] = given["table"].removeprefix("delta:")
     check_apart({"option ledger": file, **places})
     table, schema = given.get("ledger_table", TABLE_NAME), given.get("ledger_schema")
     calls_none = mode == "rows" or "handler_batch" in given
@@ -184,15 +198,7 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
     for name, (modes, why) in _ONLY_IN.items():
         if given.get(name) and mode not in modes:
             raise ConfigError(f'option {name}: mode "{mode}" {why}')
-    if "handler_batch" in given:
-        for name in ("handler", "transport"):
-            if given.get(name):
-                raise ConfigError(
-                    f"option {name}: a batch handler runs in its place; drop one of them"
-                )
-        check_transactions(given.get("ledger", ""))
-    elif given.get("staging"):
-        raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
+    _check_batches(given)
     if "sequence_by" in given and not given.get("upsert"):
         raise ConfigError(
             "option sequence_by: it says which of the rows of one key stays; name the key by"
@@ -205,11 +211,30 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
         )
 
 
+def _check_batches(given: Mapping[str, str]) -> None:
+    """Raise ConfigError for options that do not go with batches, or only with them."""
+    if "handler_batch" in given:
+        for name in ("handler", "transport"):
+            if given.get(name):
+                raise ConfigError(
+                    f"option {name}: a batch handler runs in its place; drop one of them"
+                )
+    if is_in_lake(given.get("table", "")) and "sequence_by" in given:
+        raise ConfigError(
+            "option sequence_by: a table of Delta or Iceberg keeps what was written last; drop it"
+        )
+    if runs_batches(given):
+        check_transactions(given.get("ledger", ""))
+    elif given.get("staging"):
+        raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
+
+
 def _table(given: Mapping[str, str]) -> str:
     table = required(given, "table", "payments")
-    if not _TABLE.fullmatch(table):
+    if not (_LAKE_TABLE if is_in_lake(table) else _TABLE).fullmatch(table):
         raise ConfigError(
-            f'option table: {table!r} names no table; write "payments" or "public.payments"'
+            f'option table: {table!r} names no table; write "payments" or "public.payments",'
+            ' "delta:PATH" or "iceberg:CATALOG.NAMESPACE.TABLE"'
         )
     return table
 
