@@ -86,6 +86,18 @@ def test_new_messages_cost_two_exchanges(ledger: Ledger, meddling: MeddlingStore
     assert meddling.calls == ["insert", "update"]
 
 
+def test_a_few_copies_change_nothing(ledger: Ledger, meddling: MeddlingStore) -> None:
+    """Records are read first where most messages have one lately: not after a few copies."""
+    keys = [Key("billing", str(number)) for number in range(400)]
+    asked = [keys[:200], keys[:20], keys[200:], keys, keys]
+    calls = []
+    for each in asked:
+        meddling.calls.clear()
+        ledger.claim_many(each)
+        calls.append([call for call in meddling.calls if call in ("insert", "load")])
+    assert calls == [["insert"], ["insert", "load"], ["insert"], ["insert", "load"], ["load"]]
+
+
 def test_renewed_claims_cost_one_exchange(
     ledger: Ledger, meddling: MeddlingStore, claim: Claim
 ) -> None:

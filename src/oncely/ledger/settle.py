@@ -20,6 +20,9 @@ from oncely.stores.store import Believed, Records
 _ROUNDS = 50
 """How often a record may change between reading and writing it before that is an error."""
 
+_MOST_AHEAD = 100
+"""A replay is found out after so many messages; copies that come together are fewer."""
+
 _LOST_REPLIES = 3
 """How often the connection may break during one command."""
 
@@ -40,8 +43,9 @@ class Beliefs:
 
     horizons: BelievedHorizons = field(default_factory=dict)
     """As they were read last."""
-    meets_records: bool = False
-    """Whether most messages of the last commands had a record: then records are read first."""
+    known_ahead: int = 0
+    """By how many lately messages with a record outnumber new ones: where they do, records are
+    read first."""
 
 
 class SettleObserver(Protocol):
@@ -160,7 +164,7 @@ class Settler:
         lost = found = 0
         for number in range(_ROUNDS):
             try:
-                if number or (are_new and self.beliefs.meets_records):
+                if number or (are_new and self.beliefs.known_ahead > 0):
                     left = [
                         (n, commands[n]) for n, outcome in enumerate(outcomes) if outcome is None
                     ]
@@ -176,7 +180,8 @@ class Settler:
                     raise StoreUnavailable(str(error)) from error
             if not any(map(_is_open, outcomes)):
                 if are_new:
-                    self.beliefs.meets_records = found > len(commands) // 2
+                    ahead = self.beliefs.known_ahead + 2 * found - len(commands)
+                    self.beliefs.known_ahead = max(-_MOST_AHEAD, min(ahead, _MOST_AHEAD))
                 return outcomes
         raise ContentionError(
             f"{outcomes.count(None)} records changed {_ROUNDS} times while they were being written"

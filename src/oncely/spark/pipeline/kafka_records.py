@@ -11,7 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 from oncely.core.message import Message
-from oncely.transports.kafka.records import BAD_NAME, Record, message_of, published_at
+from oncely.transports.kafka.records import BAD_NAME, Record, message_of
 
 _FIELDS = (
     "id string, type string, body binary, headers map<string, string>, source string, "
@@ -35,9 +35,10 @@ def _read(
 ) -> tuple[Any, ...]:
     headers = headers or ()
     is_bad = any(_NOT_UTF8 in name for name, _ in headers)
-    record = Record(value, key, () if is_bad else headers, BAD_NAME if is_bad else None)
+    problem = BAD_NAME if is_bad else None
+    record = Record(value, key, () if is_bad else headers, problem, timestamp_ms)
     # What is too large is a matter of the topic alone.
-    message, problem = message_of(published_at(record, timestamp_ms), "", sys.maxsize)
+    message, problem = message_of(record, "", sys.maxsize)
     others = dict(message.headers)
     if message.content_type != Message("").content_type:
         # Rows of messages have no column for it.

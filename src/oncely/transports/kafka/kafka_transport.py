@@ -17,7 +17,7 @@ from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
 from oncely.core.verdicts import Acknowledgement, Reject
 from oncely.transports.kafka.intake import Intake, Tag
-from oncely.transports.kafka.records import Record, record_of
+from oncely.transports.kafka.records import Record, published_again, record_of
 from oncely.transports.kafka.url_options import KafkaSettings
 from oncely.transports.transport import (
     Delivery,
@@ -107,7 +107,7 @@ class KafkaTransport:
         for queue in intakes.keys() & by_queue.keys():
             intake, told = intakes[queue], by_queue[queue]
             letters = intake.held(tag for tag in told if isinstance(told[tag], Reject))
-            records = {index: tag.record for index, tag in enumerate(letters)}
+            records = {index: published_again(tag.record) for index, tag in enumerate(letters)}
             try:
                 # Before their offsets are passed.
                 if refused := self._publish(dead_of(queue), records, create=True):
@@ -164,7 +164,7 @@ class KafkaTransport:
     def _failed(self, topic: str, records: Mapping[int, Record]) -> Mapping[int, KafkaError]:
         """Publish; return the errors of the records that are not stored."""
         producer, reports = self._producer, dict[int, KafkaError | None]()
-        for index, (value, key, headers, _) in records.items():
+        for index, (value, key, headers, *_) in records.items():
 
             def report(error: KafkaError | None, _: object, index: int = index) -> None:
                 reports[index] = error

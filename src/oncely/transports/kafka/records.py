@@ -1,8 +1,8 @@
 """Converts messages to and from records of Kafka: a value, a key, headers and a timestamp."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +31,8 @@ for a name that is not UTF-8."""
 
 class Record(NamedTuple):
     """A record, to be published or received. Its timestamp is when it was published, since Kafka
-    would delete one with an earlier timestamp before its time; the message's time is a header.
+    would delete one with an earlier timestamp before its time; the message's time is a header,
+    where its publisher has set one.
     """
 
     value: bytes | None
@@ -39,6 +40,7 @@ class Record(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]]
     problem: str | None = None
     """Why it cannot be read."""
+    timestamp_ms: int | None = None
 
 
 def received(arrived: "Arrived") -> Record:
@@ -50,17 +52,26 @@ def received(arrived: "Arrived") -> Record:
         headers += _read_headers(arrived) or ()
     except (SystemError, UnicodeDecodeError):
         problem = BAD_NAME
-    record = Record(arrived.value(), arrived.key(), headers, problem)
-    return published_at(record, arrived.timestamp()[1])
+    return Record(arrived.value(), arrived.key(), headers, problem, arrived.timestamp()[1])
 
 
-def published_at(record: Record, timestamp_ms: int) -> Record:
-    """The record with its timestamp as the message's time, where its publisher has set no other."""
-    time = ""
-    with suppress(ValueError, OverflowError, OSError):
-        time = datetime.fromtimestamp(timestamp_ms / 1_000, UTC).isoformat()
+def published_again(record: Record) -> Record:
+    """The record as it is to be published: its timestamp is the message's time, where its publisher
+    has set no other.
+    """
+    time = _time_of(None, record.timestamp_ms)
     # The first header of a name counts: the publisher's, if there is one.
-    return record._replace(headers=[*record.headers, (_TIME, time.encode())])
+    header = _TIME, time.isoformat().encode() if time else b""
+    return record._replace(headers=[*record.headers, header])
+
+
+def _time_of(told: str | None, timestamp_ms: int | None) -> datetime | None:
+    try:
+        if told is not None:
+            return datetime.fromisoformat(told)
+        return None if timestamp_ms is None else datetime.fromtimestamp(timestamp_ms / 1_000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def record_of(message: Message, id_header: str) -> Record:
@@ -90,24 +101,28 @@ def record_of(message: Message, id_header: str) -> Record:
         raise MessageError(f"text that is not UTF-8: {error.reason}") from error
 
 
+@cache
+def _names_of(id_header: str) -> Mapping[str, str]:
+    return {id_header or _ID: "id", _TIME: "time", **_FIELDS}
+
+
 def message_of(record: Record, id_header: str, max_bytes: int) -> tuple[Message, str | None]:
     """The message of any publisher, and why it cannot be handled. Text that is not UTF-8 is
     escaped, and a time that cannot be understood is left out.
     """
     body, problem = record.value or b"", record.problem
-    names = {id_header or _ID: "id", _TIME: "time", **_FIELDS}
-    fields: dict[str, Any] = {"id": ""}
-    headers = {}
+    names, headers = _names_of(id_header), dict[str, str]()
+    fields: dict[str, Any] = {}
     for header, raw in record.headers:
-        text = (raw or b"").decode(errors="backslashreplace")
-        name = names.pop(header, None)
-        if name is not None:
+        text = raw.decode("utf-8", "backslashreplace") if raw else ""
+        name = names.get(header)
+        if name is not None and name not in fields:
             fields[name] = text
             if name == "id" and text.encode() != (raw or b""):
                 problem = "the message id is not UTF-8"
         elif not header.startswith(OURS):
             headers[header] = text
-    if not fields["id"] and "ce_specversion" in headers and not id_header:
+    if not fields.setdefault("id", "") and "ce_specversion" in headers and not id_header:
         try:
             event = fields_of(headers, body)
             fields |= {name: event[name] for name in ("id", "type", "source")}
@@ -115,9 +130,7 @@ def message_of(record: Record, id_header: str, max_bytes: int) -> tuple[Message,
             problem = str(error)
     if record.value is None:
         headers[_TOMBSTONE] = "true"
-    told, time = fields.pop("time", ""), None
-    with suppress(ValueError):
-        time = datetime.fromisoformat(told)
+    time = _time_of(fields.pop("time", None), record.timestamp_ms)
     key = None if record.key is None else record.key.decode(errors="backslashreplace")
     message = Message(body=body, headers=headers, time=time, key=key, **fields)
     return message, problem or too_large(body, max_bytes)

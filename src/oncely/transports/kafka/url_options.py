@@ -54,7 +54,8 @@ class KafkaSettings(NamedTuple):
     """librdkafka's settings, of every client."""
     id: str = ""
     """The header with the id of a message; where it is empty, the usual ones."""
-    prefetch: int = 1_000
+    prefetch: int = 4_000
+    """By default two windows: while one is handled, the next is claimed."""
     max_bytes: int = 1_000_000
 
 
