@@ -60,8 +60,8 @@ def batch_function(folder: Path, table: str) -> Callable[["DataFrame", int], Non
         lists = Path(f"/proc/{pid}/task").glob("*/children")
         return [int(child) for each in lists for child in each.read_text().split()]
 
-    def kill(how: str) -> None:
-        daemons = {*children(os.getppid())} - {os.getpid()}
+    def kill(how: str, java: int) -> None:
+        daemons = {*children(java)} - {os.getpid()}
         workers = [worker for daemon in daemons for worker in children(daemon)]
         note("kills", how)
         for pid in workers if how == "worker" else [os.getpid()]:
@@ -76,12 +76,13 @@ def batch_function(folder: Path, table: str) -> Callable[["DataFrame", int], Non
         from oncely.spark import foreach_batch
 
         with suppress(FileNotFoundError):
-            how = (folder / "plan").read_text()
+            # Now: whose child this is when Java is dead, is not to be looked for children.
+            how, java = (folder / "plan").read_text(), os.getppid()
             (folder / "plan").unlink()
             if how == "point":
-                arm(random.choice(_POINTS), lambda: kill(how))
+                arm(random.choice(_POINTS), lambda: kill(how, java))
             else:
-                Timer(random.uniform(0, 2), kill, [how]).start()
+                Timer(random.uniform(0, 2), kill, [how, java]).start()
         foreach_batch(
             consumer=CONSUMER,
             mode="rows",

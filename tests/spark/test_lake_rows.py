@@ -138,6 +138,7 @@ _MISTAKES: list[tuple[str, dict[str, str], str]] = [
     ("1 amount", {"table": "iceberg:shop.shop.x"}, "'shop' has no table 'shop.x'; create it"),
     ("1 amount", {"table": "iceberg:nope.shop.x"}, "catalog 'nope' cannot be used: .*NOPE__URI"),
     ("1 amount", {"table": "iceberg:orders"}, 'names no table; .*"iceberg:CATALOG.NAMESPACE.T'),
+    ("1 amount", {"upsert": "amuont"}, "option upsert: amuont: there is no .* mean 'amount'"),
     ("1 amount", {"upsert": "id", "sequence_by": "at"}, "sequence_by: .* written last; drop it"),
     ("1 amount", {"table": "delta:/a", "quarantine": "/a/q"}, "is in the folder of option table"),
 ]

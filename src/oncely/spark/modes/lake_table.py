@@ -59,6 +59,10 @@ class LakeTable:
         new = [StructField(name, given[name]) for name in given if name not in _INNER]
         schema = self._schema(to_arrow_schema(StructType(new), timezone="UTC"))
         target = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+        for name in self._upsert:
+            if name not in target.names:
+                told = unknown(name, target.names, f"column in the table {self._location}")
+                raise ConfigError(f"option upsert: {told}")
         columns, reasons = [], [own.get(BROKEN_COLUMN, f.lit(None).cast("string"))]
         for name in _written(self._location, [*given], target.names):
             field, column = target[name], f.col(quoted(name))
@@ -93,13 +97,13 @@ class LakeTable:
         if self._upsert:
             rows, mode = _newest(rows, self._upsert), "merge"
         names = _written(self._location, rows.column_names, schema.names)
-        fitting = rows.select(names).cast(pa.schema([schema.field(name) for name in names]))
         told: Any = {"key": key, "mode": mode, "on": self._upsert}
         if self._kind == "delta" and mode == "append":
             # A column that the rows do not have is null, as it is in Iceberg.
             told["schema_mode"] = "merge"
+        write: Any = lake.write_delta if self._kind == "delta" else lake.write_iceberg
         try:
-            write: Any = lake.write_delta if self._kind == "delta" else lake.write_iceberg
+            fitting = rows.select(names).cast(pa.schema([schema.field(name) for name in names]))
             write(self._table, fitting, **told)
         except OncelyError:
             raise
