@@ -182,7 +182,7 @@ def main(kind: str, folder: Path, batches: int, lost: int, remote: str | None = 
     os._exit(0)
 
 
-@pytest.mark.in_turn("lake writers are killed")
+@pytest.mark.in_turn("Spark is killed")
 @pytest.mark.parametrize("kind", KEYS)
 def test_killed_streams(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Each row is in the table once, and none is missing; ledger, table and reports agree."""
