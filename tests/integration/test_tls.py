@@ -272,7 +272,8 @@ def told_by_ledger(url: str) -> set[str]:
             asyncio.run(AsyncLedger(ledger).now())
         told.add(str(raised.value))
     code, out, err = ran_here("check", "--ledger", url)
-    assert (code, out) == (1, "")
+    # 3 where the driver says no more than that the server cannot be reached.
+    assert (code, out) in ((1, ""), (3, ""))
     assert err.count("\n") == 1
     told.add(err.strip())
     return told

@@ -33,10 +33,10 @@ from oncely.spark.sink.paths import check_quarantine
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts, remove_stale
 from oncely.spark.sink.sink_options import (
     BATCH_JOB,
+    LAKES,
     SinkOptions,
     check_on_driver,
     read_options,
-    runs_batches,
 )
 
 _ARCHIVES = (".zip", ".egg", ".whl")
@@ -100,7 +100,7 @@ class OncelyDataSource(DataSource):
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     _find_archives()
     read = read_options(options)
-    if runs_batches(options):
+    if read.handler_batch or (read.table or "").startswith(LAKES):
         name = "handler_batch" if read.handler_batch else "table"
         raise ConfigError(
             f"option {name}: a batch is written by your program, not by tasks; write "

@@ -37,6 +37,8 @@ BATCH_JOB = "batch_job"
 _DEFAULT_CHUNK = 1_000
 _DEFAULT_CHUNK_OF_ROWS = 5_000
 _TABLE = re.compile(r"(?:[^\W\d]\w*\.)?[^\W\d]\w*")
+LAKES = ("delta:", "iceberg:")
+"""How tables of Delta Lake and Apache Iceberg begin, which are not in the ledger's database."""
 _LAKE_TABLE = re.compile(r"delta:.+|iceberg:[^.]+(?:\.[^.]+){2,}")
 _WITH_HANDLER: Sequence[Mode] = ("leased", "transactional")
 _ONLY_IN: Mapping[str, tuple[Sequence[Mode], str]] = {
@@ -126,12 +128,7 @@ _NAMES = _OWN | _LEDGER | set(POLICY_FIELDS)
 
 def runs_batches(options: Mapping[str, str]) -> bool:
     """Whether the program, and not each task, handles what is new."""
-    return "handler_batch" in options or is_in_lake(options.get("table", ""))
-
-
-def is_in_lake(table: str) -> bool:
-    """Whether a table is one of Delta Lake or Apache Iceberg, and not of the ledger's database."""
-    return table.startswith(("delta:", "iceberg:"))
+    return "handler_batch" in options or options.get("table", "").startswith(LAKES)
 
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
@@ -198,7 +195,11 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
     for name, (modes, why) in _ONLY_IN.items():
         if given.get(name) and mode not in modes:
             raise ConfigError(f'option {name}: mode "{mode}" {why}')
-    _check_batches(given)
+    in_lake = given.get("table", "").startswith(LAKES)
+    if "handler_batch" in given or in_lake:
+        _check_batches(given, in_lake=in_lake)
+    elif given.get("staging"):
+        raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
     if "sequence_by" in given and not given.get("upsert"):
         raise ConfigError(
             "option sequence_by: it says which of the rows of one key stays; name the key by"
@@ -211,27 +212,24 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
         )
 
 
-def _check_batches(given: Mapping[str, str]) -> None:
-    """Raise ConfigError for options that do not go with batches, or only with them."""
+def _check_batches(given: Mapping[str, str], *, in_lake: bool) -> None:
+    """Raise ConfigError for options that do not go with batches."""
     if "handler_batch" in given:
         for name in ("handler", "transport"):
             if given.get(name):
                 raise ConfigError(
                     f"option {name}: a batch handler runs in its place; drop one of them"
                 )
-    if is_in_lake(given.get("table", "")) and "sequence_by" in given:
+    if in_lake and "sequence_by" in given:
         raise ConfigError(
             "option sequence_by: a table of Delta or Iceberg keeps what was written last; drop it"
         )
-    if runs_batches(given):
-        check_transactions(given.get("ledger", ""))
-    elif given.get("staging"):
-        raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
+    check_transactions(given.get("ledger", ""))
 
 
 def _table(given: Mapping[str, str]) -> str:
     table = required(given, "table", "payments")
-    if not (_LAKE_TABLE if is_in_lake(table) else _TABLE).fullmatch(table):
+    if not (_LAKE_TABLE if table.startswith(LAKES) else _TABLE).fullmatch(table):
         raise ConfigError(
             f'option table: {table!r} names no table; write "payments" or "public.payments",'
             ' "delta:PATH" or "iceberg:CATALOG.NAMESPACE.TABLE"'
