@@ -103,9 +103,9 @@ class Works:
     @property
     def events(self) -> list[dict[str, Any]]:
         """What is logged so far: every whole line on stderr is an object."""
-        return [
-            json.loads(line) for line in self.said.splitlines(keepends=True) if line[-1] == "\n"
-        ]
+        whole = [line for line in self.said.splitlines(keepends=True) if line[-1] == "\n"]
+        assert all(line.startswith("{") for line in whole), self.said
+        return [*map(json.loads, whole)]
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [each for each in self.events if each["event"] == event]

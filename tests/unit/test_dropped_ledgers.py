@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -73,3 +75,30 @@ def test_dropped_while_it_tells(tmp_path: Path) -> None:
     del recorder
     gc.collect()
     assert sessions["connect"] == sessions["close"] > 0
+
+
+_ENDS = """
+import sys, threading, weakref
+import oncely
+
+ledger = oncely.open_ledger(sys.argv[1])
+ledger.migrate()
+assert ledger.claim(oncely.Key("billing", "1"))
+weakref.finalize(
+    ledger, lambda: print([each.name for each in threading.enumerate() if each.daemon])
+)
+"""
+
+
+def test_end_of_a_program(tmp_path: Path) -> None:
+    """Its ledgers' threads end before Python looks through its finalizers, of which SQLAlchemy has
+    one for each connection in use: else a thread that takes one meanwhile is a traceback.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", _ENDS, f"sqlite:///{tmp_path}/ledger.db"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")

@@ -9,7 +9,6 @@ caller takes a lock, and what others depend on is one method of C, carried out w
 of a set, a dict, a SimpleQueue or a Lock; but of nothing else in `threading`, which is Python.
 """
 
-import atexit
 import threading
 import weakref
 from _thread import start_new_thread
@@ -18,6 +17,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
+from oncely._util.at_exit import at_exit
 from oncely._util.clock import monotonic
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
@@ -256,7 +256,7 @@ def _log_error(call: Call) -> None:
 _all: "weakref.WeakSet[GroupCommit]" = weakref.WeakSet()
 
 
-@atexit.register
+@at_exit
 def _close_all() -> None:
     """Give back claims that were granted to cancelled tasks, before the process ends."""
     for group_commit in [*_all]:

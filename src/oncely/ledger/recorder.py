@@ -1,6 +1,5 @@
 """What a process does with a ledger, counted, and told to the store every few seconds."""
 
-import atexit
 import os
 import platform
 import socket
@@ -17,6 +16,7 @@ from itertools import cycle, groupby, islice, repeat
 from uuid import uuid4
 
 from oncely._util import clock
+from oncely._util.at_exit import at_exit
 from oncely._util.chance import Process
 from oncely._util.event_log import EventLog
 from oncely._util.forking import afresh_in_children
@@ -334,7 +334,7 @@ class Recorder:
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
-@atexit.register
+@at_exit
 def end_all(**_signal: object) -> None:
     """A program that ends without closing its ledgers has stopped all the same."""
     running = [each for recorder in _recorders for each in recorder.running]
