@@ -31,7 +31,7 @@ from oncely.ledger.ledger import open_ledger
 from oncely.metrics import Metrics
 from oncely.testing import TransportSuite
 from oncely.testing.delivery_suite import ids_of, nothing_comes, received
-from oncely.transports.kafka import kafka_transport
+from oncely.transports.kafka import intake, kafka_transport
 from oncely.transports.open_transport import open_transport
 from oncely.transports.transport import Delivery, Transport
 
@@ -300,6 +300,25 @@ def test_prefetch(broker: Broker) -> None:
         deliveries = broker.received(transport, min(3, 20 - len(taken)))
     assert taken == [str(n) for n in range(20)]
     assert transport.is_drained(broker.queue)
+
+
+def test_large_messages(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them `prefetch` allows, a process holds only so many bytes."""
+    monkeypatch.setattr(intake, "_HELD_BYTES", 300_000)
+    # What librdkafka has fetched arrives at once: a message at a time.
+    fetching = "max.partition.fetch.bytes=1000&queued.max.messages.kbytes=1"
+    transport = broker.open(f"{fetching}&fetch.queue.backoff.ms=10")
+    for number in range(12):
+        transport.publish(broker.queue, [Message(str(number), b"x" * 100_000)])
+    taken = list[str]()
+    while len(taken) < 12:
+        deliveries = broker.received(transport, 1)
+        while come := transport.receive(broker.queue, 12, 2):
+            deliveries += come
+        assert len(deliveries) <= 6
+        taken += ids_of(deliveries)
+        transport.acknowledge([(delivery, Ack()) for delivery in deliveries])
+    assert taken == [str(n) for n in range(12)]
 
 
 def test_long_handler(broker: Broker) -> None:

@@ -22,6 +22,8 @@ _PATIENCE_S = 1.0
 """How long it does not poll, and so holds up the group's rebalances, where there is no room."""
 _CLOSING_S = 20.0
 """How long a cluster that is away holds up `close`."""
+_HELD_BYTES = 1 << 27
+"""How many bytes of values it holds; librdkafka has fetched as many again ahead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,11 @@ class Tag:
     place: TopicPartition
     offset: int
     record: Record
+
+    @property
+    def bytes(self) -> int:
+        """The size of its value."""
+        return len(self.record.value or b"")
 
 
 class Intake:
@@ -58,6 +65,7 @@ class Intake:
         self._changed = threading.Condition()
         self._held: dict[TopicPartition, dict[int, Tag]] = {}
         """The unacknowledged deliveries of each partition that is ours, by their offsets."""
+        self._held_bytes = 0
         self._ends: dict[TopicPartition, int] = {}
         """The offset after the last that has arrived."""
         self._arrivals: deque[Delivery] = deque()
@@ -105,7 +113,7 @@ class Intake:
                 if isinstance(verdicts[tag], Requeue):
                     again.append(self._hold(tag.place, tag.offset, tag.record))
                 else:
-                    del self._held[tag.place][tag.offset]
+                    self._held_bytes -= self._held[tag.place].pop(tag.offset).bytes
             self._arrivals.extendleft(reversed(again))
             self._changed.notify_all()
         return len(held)
@@ -139,13 +147,13 @@ class Intake:
             self._forget([*self._held])
 
     def _poll(self) -> None:
-        """Let records arrive, unless `prefetch` of them are held."""
-        room, half = self._settings.prefetch - self._count_held(), self._settings.prefetch / 2
+        """Let records arrive, unless so many or such large ones are held that there is no room."""
+        room, half = self._room(), self._settings.prefetch / 2
         if room <= 0 and not self._is_paused:
             # A pause throws away what was fetched ahead: it is for handlers that are slow.
             with self._changed:
                 if self._changed.wait_for(
-                    lambda: self._count_held() <= half or self._is_closing, _PATIENCE_S
+                    lambda: self._room() >= half or self._is_closing, _PATIENCE_S
                 ):
                     return
         # Not resumed for each message that makes room: what was fetched ahead is fetched again.
@@ -156,10 +164,10 @@ class Intake:
         first = self._client.poll(0 if is_full else _POLL_S)
         if first is not None:
             # `consume` would wait for all that it is asked for.
-            self._arrive([first, *self._client.consume(max(0, room - 1), 0)])
+            self._arrive([first, *self._client.consume(max(0, int(room) - 1), 0)])
         elif is_full:
             with self._changed:
-                if self._count_held() > half:
+                if self._room() < half:
                     self._changed.wait(_POLL_S)
 
     def _arrive(self, records: Sequence[Arrived]) -> None:
@@ -172,6 +180,7 @@ class Intake:
                 elif place in self._held:
                     if error is None:
                         self._arrivals.append(self._hold(place, offset, received(record)))
+                        self._held_bytes += self._held[place][offset].bytes
                     # What is before an end is not for consumers: the ends of transactions, say.
                     self._ends[place] = offset + (error is None)
             self._changed.notify_all()
@@ -202,15 +211,18 @@ class Intake:
     def _forget(self, places: Sequence[TopicPartition]) -> None:
         with self._changed:
             for place in places:
-                self._held.pop(place, None)
+                self._held_bytes -= sum(tag.bytes for tag in self._held.pop(place, {}).values())
                 self._ends.pop(place, None)
             left = [each for each in self._arrivals if self.held([each.tag])]
             self._arrivals = deque(left)
             self._changed.notify_all()
 
-    def _count_held(self) -> int:
+    def _room(self) -> float:
+        """For how many more records, of the size of those that are held, there is room."""
+        most = self._settings.prefetch
         with self._changed:
-            return sum(map(len, self._held.values()))
+            count = sum(map(len, self._held.values()))
+        return min(most - count, most * (1 - self._held_bytes / _HELD_BYTES))
 
     def _on_error(self, error: KafkaError) -> None:
         # Without the right to read, nothing arrives, though the cluster is there.
