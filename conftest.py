@@ -23,7 +23,7 @@ _SCOPES = {
         *(
             f"docs/how-to/spark{name}.md"
             for name in (
-                *("", "-failures", "-kafka", "-local", "-notebook"),
+                *("", "-failures", "-kafka", "-local"),
                 *("-read", "-settings", "-tables"),
             )
         ),
