@@ -101,13 +101,9 @@ class JobReport(WriterCommitMessage):
             self.counts + other.counts, self.messages + other.messages, self.files + other.files
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The report as `read_report` reads it."""
-        return {**vars(self), "counts": vars(self.counts)}
-
 
 def read_report(told: Mapping[str, Any]) -> JobReport:
-    """The report from its `as_json`."""
+    """The report from its JSON."""
     return JobReport(**{**told, "counts": Counts(**told["counts"])})
 
 
@@ -133,13 +129,13 @@ class Batch:
             self.staging.write(STAGED)
             reached("batch_staged")
 
-    def claim(self) -> dict[str, Any]:
+    def claim(self) -> Any:
         """Claim the new messages among the deliveries; return a report as JSON. After an
         interruption repeat it: the same messages are granted.
         """
         rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
         # Copies are next to each other, so that a task finds them without keeping all ids.
-        return self._let_tasks("claim", rows.sortWithinPartitions("id")).as_json()
+        return self._let_tasks("claim", rows.sortWithinPartitions("id"))
 
     def new(self, claimed: JobReport) -> DataFrame:
         """The new messages: the same each time the handler is called."""
@@ -165,12 +161,12 @@ class Batch:
         reached("members_failed" if does == "fail" else "members_completed")
         self.staging.remove()
 
-    def _let_tasks(self, does: Does, rows: DataFrame, error: str = "") -> JobReport:
-        """Let tasks do a job on the rows; return the report."""
+    def _let_tasks(self, does: Does, rows: DataFrame, error: str = "") -> Any:
+        """Let tasks do a job on the rows; return the report as JSON."""
         job = Job(does, self.key, self.staging.folder, f"told/{uuid4().hex}.json", error, self.due)
         told = {**self.settings, BATCH_JOB: json.dumps(job)}
         rows.write.format("oncely").options(**told).mode("append").save()
-        return read_report(self.staging.told(job.name))
+        return self.staging.told(job.name)
 
     def _read(self, claimed: JobReport) -> DataFrame:
         if not self.staging.has(STAGED):
@@ -314,7 +310,7 @@ class JobWriter(DataSourceArrowWriter):
             raise OncelyError(f"only {len(reports)} of {len(messages)} tasks have reported")
         total = sum(reports, JobReport())
         forget_attempts(self._options.quarantine, self._job.batch_key)
-        self._job.staging.write(self._job.name, json.dumps(total.as_json()))
+        self._job.staging.write(self._job.name, json.dumps(total, default=vars))
 
     def _claim(self, ledger: Ledger, batches: Iterator[RecordBatch]) -> JobReport:
         options, job = self._options, self._job
