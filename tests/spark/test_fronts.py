@@ -32,7 +32,7 @@ from oncely.core.activity import Run
 from oncely.locations import LedgerAddress
 from oncely.spark import Report, StreamCounts, foreach_batch, process, sink_options
 from oncely.spark.failures import as_own
-from oncely.spark.format import OncelyStreamWriter
+from oncely.spark.format import OncelyWriter
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.option_values import as_text
 from oncely.spark.sink.sink_options import read_options
@@ -366,7 +366,7 @@ def test_streams_that_cannot_be_handled_once(
     wait_until((tmp_path / "continuous" / "offsets" / "3").exists)
     query.stop()
     assert not [*(tmp_path / "continuous").glob("commits/[0-9]*")]
-    writer = OncelyStreamWriter(read_options(options))
+    writer = OncelyWriter(read_options(options))
     said = "trigger continuous: no row is handled"
     with pytest.warns(RuntimeWarning, match=said), pytest.raises(ConfigError, match=said):
         writer.commit([None, None], 0)

@@ -20,7 +20,7 @@ from tests.spark.payments import NUMBERED
 from tests.turns import in_turn
 
 from oncely.core.errors import ConfigError
-from oncely.spark.modes.target_table import check_table, open_target, work_engine
+from oncely.spark.modes.target_table import open_target, work_engine
 from oncely.spark.sink.sink_options import read_options
 
 PAYMENTS = (
@@ -49,8 +49,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 def test_what_fits(engine: Engine) -> None:
     """A column that may be null, or has a default, may be missing."""
     fitting = schema(account=StringType(), amount=LongType())
-    check_table(open_target(engine, "payments", ["id"]), fitting)
-    check_table(open_target(engine, "payments"), schema(account=StringType()))
+    open_target(engine, "payments", ["id"]).check(fitting)
+    open_target(engine, "payments").check(schema(account=StringType()))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_fits(engine: Engine) -> None:
 def test_what_does_not(engine: Engine, given: StructType, line: str) -> None:
     """One line for each mistake, and what to type."""
     with pytest.raises(ConfigError, match=line):
-        check_table(open_target(engine, "payments"), given)
+        open_target(engine, "payments").check(given)
 
 
 def test_a_boolean_for_an_integer(engine: Engine) -> None:
@@ -79,11 +79,11 @@ def test_a_boolean_for_an_integer(engine: Engine) -> None:
     table = open_target(engine, "payments")
     given = schema(account=StringType(), amount=BooleanType())
     if engine.dialect.name != "postgresql":
-        check_table(table, given)
+        table.check(given)
         return
     line = "'amount' is boolean, and INTEGER.*cast\\(amount AS BIGINT\\)"
     with pytest.raises(ConfigError, match=line):
-        check_table(table, given)
+        table.check(given)
 
 
 def test_ids_alone(engine: Engine) -> None:
@@ -93,10 +93,10 @@ def test_ids_alone(engine: Engine) -> None:
         connection.execute(text(f"CREATE TABLE numbered (id {numbered}, amount INT, day DATE)"))
     line = r"no column but 'id'.* numbered; add one of amount, day$"
     with pytest.raises(ConfigError, match=line):
-        check_table(open_target(engine, "numbered"), schema())
+        open_target(engine, "numbered").check(schema())
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE seen (id VARCHAR(64) PRIMARY KEY)"))
-    check_table(open_target(engine, "seen"), schema())
+    open_target(engine, "seen").check(schema())
 
 
 def test_tables_and_keys(engine: Engine) -> None:
@@ -109,11 +109,11 @@ def test_tables_and_keys(engine: Engine) -> None:
         open_target(engine, "processed_messages")
     fitting = schema(account=StringType())
     with pytest.raises(ConfigError, match="neither the primary key nor a unique"):
-        check_table(open_target(engine, "payments", ["account"]), fitting)
+        open_target(engine, "payments", ["account"]).check(fitting)
     for name in ("id", "amount", "amuont"):
         line = f"sequence_by='{name}' is not a column that is updated; name one of account"
         with pytest.raises(ConfigError, match=line):
-            check_table(open_target(engine, "payments", ["id"], name), fitting)
+            open_target(engine, "payments", ["id"], name).check(fitting)
 
 
 def test_options_that_are_read() -> None:

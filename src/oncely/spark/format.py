@@ -82,19 +82,19 @@ class OncelyDataSource(DataSource):
             from oncely.spark.batches.member_jobs import JobWriter
 
             return JobWriter(self.options)
-        return OncelyWriter(_checked(self.options, schema))
+        return OncelyWriter(_checked(self.options, schema), uuid4().hex)
 
     def streamWriter(  # noqa: N802 - Spark's name.
         self,
         schema: StructType,
         overwrite: bool,
-    ) -> "OncelyStreamWriter":
+    ) -> DataSourceStreamArrowWriter:
         """The writer of a stream; raises ConfigError for wrong options or columns."""
         if overwrite:
             raise ConfigError(
                 'outputMode complete: each batch has all results again; write .outputMode("append")'
             )
-        return OncelyStreamWriter(_checked(self.options, schema))
+        return OncelyWriter(_checked(self.options, schema))
 
 
 def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
@@ -111,15 +111,26 @@ def _checked(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     return read
 
 
-class _BatchCommit:
-    """The driver's part of a batch, of a stream or not."""
+class OncelyWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Writes the batch of one `run`, or without one the batches of a stream. It is used on the
+    driver, and as a copy in each task.
+    """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, run: str | None = None) -> None:
         if options.since is None:
             # The same for all tasks: what one task has failed, another does not take for old.
             with suppress(OncelyError):
                 options = replace(options, since=migrated_ledger(options.address).now())
-        self._options = options
+        self._options, self._run = options, run
+
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
+        """Settle the rows of one partition of one batch."""
+        if self._run is not None:
+            return _run_task(self._options, self._run, self._run, iterator)
+        batch = int(_property("streaming.sql.batchId") or 0)
+        query = _property("sql.streaming.queryId")
+        # Spark may not learn of this commit; only the next batch shows that it has.
+        return _run_task(self._options, f"{query}-{batch}", f"{query}-{batch - 1}", iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: ARG002, N803
         """Add up the reports of the tasks."""
@@ -127,29 +138,6 @@ class _BatchCommit:
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Undo nothing: effects have happened, and the ledger knows which ones."""
-
-
-class OncelyWriter(_BatchCommit, DataSourceArrowWriter):
-    """Writes one batch. It is used on the driver, and as a copy in each task."""
-
-    def __init__(self, options: SinkOptions) -> None:
-        super().__init__(options)
-        self._run = uuid4().hex
-
-    def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
-        """Settle the rows of one partition."""
-        return _run_task(self._options, self._run, self._run, iterator)
-
-
-class OncelyStreamWriter(_BatchCommit, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream. It is used on the driver, and as a copy in each task."""
-
-    def write(self, iterator: Iterator[RecordBatch]) -> TaskReport:
-        """Settle the rows of one partition of one batch."""
-        batch = int(_property("streaming.sql.batchId") or 0)
-        query = _property("sql.streaming.queryId")
-        # Spark may not learn of this commit; only the next batch shows that it has.
-        return _run_task(self._options, f"{query}-{batch}", f"{query}-{batch - 1}", iterator)
 
 
 def _find_archives() -> None:

@@ -10,13 +10,11 @@ lost, and one from its members is not known before they are claimed, which is do
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -25,7 +23,7 @@ from oncely._util.crash_points import reached
 from oncely._util.event_log import EventLog
 from oncely._util.signals import is_process_stopping
 from oncely.core.commands import Exhausted, Granted, InDoubt
-from oncely.core.errors import ConfigError, OncelyError, RefusedError
+from oncely.core.errors import OncelyError, RefusedError
 from oncely.core.errors_by_kind import with_error
 from oncely.core.message import Message
 from oncely.core.policy import Policy
@@ -39,15 +37,14 @@ from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
-from oncely.spark.batches.member_jobs import Does, JobReport, read_report, run_job
+from oncely.spark.batches.member_jobs import Batch, JobReport, read_report
 from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.lake_table import LakeTable
 from oncely.spark.modes.steady import patiently
 from oncely.spark.sink.counts import Counts
-from oncely.spark.sink.message_rows import BROKEN_COLUMN, COLUMN_TYPES, ROW_COLUMN, check_types
+from oncely.spark.sink.message_rows import check_types
 from oncely.spark.sink.sink_options import import_function, read_options
-from oncely.spark.sink.spreading import spread
 
 _log = EventLog(__name__)
 
@@ -68,85 +65,10 @@ _SCHEMA_OF_DUE = (
     "id string, type string, body binary, headers map<string,string>, source string,"
     " time timestamp, key string"
 )
-_READ_TO: Mapping[Does, Sequence[str]] = {
-    "complete": ["id"],
-    "doubt": ["id"],
-    "fail": [*COLUMN_TYPES],
-}
-"""The columns that a job on the messages of a batch needs: a dead letter has its message."""
 _MOST_DUE = 1_000
 """The most messages from the ledger in one batch."""
 _alive: set[Key] = set()
 """Batches of other programs that have extended their leases."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The batch of one key: its messages, their staging folder, and the jobs on them."""
-
-    spark: SparkSession
-    key: str
-    staging: StagingFolder
-    settings: Mapping[str, str]
-    """The sink's."""
-    deliveries: DataFrame | None
-    """The input; None if an earlier program has begun the batch."""
-    partitions: int | None
-    due: Sequence[str] = ()
-    """The ids of what this program has taken from the ledger."""
-
-    def stage(self) -> None:
-        """Store the deliveries, unless they are stored."""
-        if self.deliveries is not None:
-            self.deliveries.write.mode("overwrite").parquet(self.staging.rows)
-            self.staging.mark(STAGED)
-            reached("batch_staged")
-
-    def claim(self) -> dict[str, Any]:
-        """Claim the new messages among the deliveries; return a report as JSON. After an
-        interruption repeat it: the same messages are granted.
-        """
-        rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
-        # Copies are next to each other, so that a task finds them without keeping all ids.
-        sorted_ = rows.sortWithinPartitions("id")
-        job = run_job(sorted_, self.settings, "claim", self.key, self.staging, due=self.due)
-        return job.as_json()
-
-    def new(self, claimed: JobReport) -> DataFrame:
-        """The new messages: the same each time the handler is called."""
-        return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
-
-    def end(self, claimed: JobReport, does: Does, error: str = "") -> None:
-        """Complete all its messages, or fail them permanently, or put them in doubt; unless another
-        program has: the files are removed only after the job.
-        """
-        try:
-            if self._are_there(claimed):
-                rows = self._read(claimed)
-                there = [name for name in _READ_TO[does] if name in rows.columns]
-                run_job(rows.select(there), self.settings, does, self.key, self.staging, error)
-        except (PySparkException, Py4JError, ConfigError):
-            if self._are_there(claimed):
-                raise
-        if does == "doubt":
-            self.staging.mark(IN_DOUBT)
-            return
-        reached("members_failed" if does == "fail" else "members_completed")
-        self.staging.remove()
-
-    def _read(self, claimed: JobReport) -> DataFrame:
-        if not self.staging.has(STAGED):
-            raise ConfigError(
-                f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
-                "all machines share"
-            )
-        schema = self.spark.read.parquet(self.staging.rows).schema
-        paths = [f"{self.staging.folder}/{name}" for name in claimed.files]
-        return self.spark.read.schema(schema).parquet(*paths)
-
-    def _are_there(self, claimed: JobReport) -> bool:
-        """Whether the files are there; they are removed only after the job."""
-        return bool(claimed.files) and self.staging.has(*claimed.files)
 
 
 class Batches:
@@ -163,20 +85,15 @@ class Batches:
     ) -> None:
         options = read_options(settings)
         self._policy = options.whole_policy()
-        self._handle: Callable[[Batch, JobReport], Any]
         self._table = None
         if options.mode == "rows":
             self._table = table = LakeTable(options.table or "", options.upsert)
             # A batch has no tries to spend: what its table refuses, ends the run.
             self._policy = replace(self._policy, on_in_doubt=table.finding, tries=None)
-            self._handle = lambda batch, claimed: table.write(
-                batch.staging.read(claimed.files), batch.key
-            )
         else:
             name = options.handler_batch or ""
             found = handler or import_function(name, "handler_batch", options.handler_path)
-            called = check_called(found, "handler_batch", ("messages", "batch_key"))
-            self._handle = lambda batch, claimed: called(batch.new(claimed), batch.key)
+            self._handler = check_called(found, "handler_batch", ("messages", "batch_key"))
             probe: Any = self._policy.on_in_doubt
             if callable(probe):
                 self._policy = replace(self._policy, on_in_doubt=lambda asked: probe(asked.id))
@@ -184,7 +101,7 @@ class Batches:
         self._ledger = patiently(lambda: migrated_ledger(options.address), options.consumer)
         self._consumer = options.consumer
         lifecycle = Lifecycle.under(self._ledger, f"{self._consumer}/batches", self._policy)
-        self._lifecycle = replace(lifecycle, completes=False, finishes_handled=False)
+        self._lifecycle = lifecycle.followed
         self._since = self._ledger.now() if options.since is None else options.since
         self._settings = {**settings, "since": str(self._since)}
         self._partitions = partitions
@@ -197,7 +114,7 @@ class Batches:
         key = uuid4().hex
         staging = StagingFolder(f"{self._folder}/{key}")
         batch = Batch(
-            messages.sparkSession, key, staging, self._settings, deliveries, self._partitions, due
+            messages.sparkSession, key, staging, self._settings, self._partitions, deliveries, due
         )
         return counts + self._run(batch, self._policy)
 
@@ -248,10 +165,8 @@ class Batches:
             record = self._waited_for(found)
             folder = (found.metadata or {}).get(_STAGING)
             if record is not None and folder is not None and not is_process_stopping():
-                key = record.key.message_id
-                batch = Batch(
-                    spark, key, StagingFolder(folder), self._settings, None, self._partitions
-                )
+                key, staging = record.key.message_id, StagingFolder(folder)
+                batch = Batch(spark, key, staging, self._settings, self._partitions)
                 total += self._see_through(batch, record)
         return total
 
@@ -268,8 +183,8 @@ class Batches:
         return found
 
     def _is_held(self, record: Record) -> bool:
-        until = record.lease_until
-        return record.state is State.PROCESSING and (until is None or self._ledger.now() < until)
+        # The sink refuses a policy without leases.
+        return record.state is State.PROCESSING and self._ledger.now() < (record.lease_until or 0.0)
 
     def _see_through(self, batch: Batch, record: Record) -> Counts:
         if record.state is State.HANDLED:
@@ -288,10 +203,9 @@ class Batches:
 
     def _after_doubt(self, batch: Batch, record: Record) -> Counts:
         """End a batch in doubt by its policy and probe. If no handler began, it is not in doubt."""
-        anew = replace(self._policy, on_in_doubt="retry", tries=None)
         if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
             if batch.staging.has(STAGED):
-                return self._run(batch, anew)
+                return self._run(batch, replace(self._policy, on_in_doubt="retry", tries=None))
             # None of its messages is claimed. If another program has taken it up, that goes on.
             with suppress(RefusedError):
                 self._ledger.forget(record.key, found=record)
@@ -301,30 +215,21 @@ class Batches:
         if not callable(probe):
             return self._run(batch, self._policy)
         told = Message(batch.key, time=datetime.fromtimestamp(record.first_seen, UTC))
-        match probe_answer(probe, told).finding:
-            case "happened":
-                # Until all is completed the batch stays in doubt: after a crash the probe is asked
-                # again.
-                claimed = self._claimed(batch)
-                batch.end(claimed, "complete")
-                policy = replace(self._policy, on_in_doubt=lambda _: "happened")
-                lifecycle = replace(self._lifecycle, policy=policy)
-                run_inline(lifecycle.claim(lifecycle.sync_driver, [self._turn(batch)]))
-                return Counts(received=claimed.messages, handled=claimed.messages)
-            case "not_happened":
-                return self._run(batch, replace(self._policy, on_in_doubt="retry"))
-            case _:
-                return self._run(batch, replace(self._policy, on_in_doubt="hold"))
+        finding = probe_answer(probe, told).finding
+        if finding == "happened":
+            # Before the batch, which stays in doubt: after a crash the probe is asked again.
+            claimed = self._claimed(batch)
+            batch.end(claimed, "complete")
+            self._run(batch, replace(self._policy, on_in_doubt=lambda _: finding))
+            return Counts(received=claimed.messages, handled=claimed.messages)
+        may_run = finding == "not_happened"
+        return self._run(batch, replace(self._policy, on_in_doubt="retry" if may_run else "hold"))
 
     # ---- One batch -----------------------------------------------------------------------------
 
-    def _turn(self, batch: Batch) -> Turn:
-        metadata = {_STAGING: batch.staging.folder}
-        return Turn(batch.key, message=Message(batch.key), metadata=metadata)
-
     def _run(self, batch: Batch, policy: Policy, *, has_waited: bool = False) -> Counts:
         """Run a batch. `has_waited`: its messages were counted as waiting in this run."""
-        turn = self._turn(batch)
+        turn = Turn(batch.key, None, Message(batch.key), {_STAGING: batch.staging.folder})
         lifecycle = replace(self._lifecycle, policy=policy)
         patiently(
             lambda: run_inline(lifecycle.claim(lifecycle.sync_driver, [turn])), self._consumer
@@ -376,7 +281,10 @@ class Batches:
         """Call the handler. Raises only errors that end the run."""
         reached("before_batch_handler")
         try:
-            self._handle(batch, claimed)
+            if self._table is not None:
+                self._table.write(batch.staging.read(claimed.files), batch.key)
+            else:
+                self._handler(batch.new(claimed), batch.key)
         except BaseException as error:
             if self._table or is_process_stopping() or isinstance(error, KeyboardInterrupt):
                 # Not a failure of the handler: what it has written is in doubt.
@@ -394,17 +302,17 @@ class Batches:
         """The counts of a batch whose handler has ended, added to `counts`."""
         if turn.refusal is not None:
             raise turn.refusal
-        if turn.ending is not None and turn.ending.end is End.COMPLETED:
+        ending, number = self._lifecycle.end(turn), claimed.messages
+        if ending.end is End.COMPLETED:
             reached("batch_handled")
             self._complete(batch, claimed)
-            return counts + Counts(handled=claimed.messages)
-        number = claimed.messages
+            return counts + Counts(handled=number)
         errors = dict.fromkeys(with_error({}, turn.error), number)
         counts += Counts(failed_attempts=number, errors=errors)
-        if turn.ending is not None and turn.ending.counted is Counted.RETRIED:
+        if ending.counted is Counted.RETRIED:
             return counts + Counts(waiting=number)
-        if turn.ending is not None and turn.ending.end is End.IN_DOUBT:
-            if not isinstance(turn.ending.verdict, Delay):  # Else a probe is asked about it.
+        if ending.end is End.IN_DOUBT:
+            if not isinstance(ending.verdict, Delay):  # Else a probe is asked about it.
                 batch.end(claimed, "doubt")
             return counts + Counts(in_doubt=number)
         self._fail(batch, claimed, recorded(turn.error))
@@ -414,7 +322,7 @@ class Batches:
 
     def _claimed(self, batch: Batch) -> JobReport:
         told = self._ledger.steps(Key(self._lifecycle.consumer, batch.key)).get(_CLAIMED)
-        return JobReport(Counts(), 0, []) if told is None else read_report(told)
+        return JobReport() if told is None else read_report(told)
 
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
         batch.end(claimed, "complete")

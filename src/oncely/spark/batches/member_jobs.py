@@ -8,29 +8,30 @@ that token, which grants the claims again, or shows that another attempt has end
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyarrow import RecordBatch
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from oncely._util.crash_points import reached
 from oncely._util.garbage import rarely_collecting
 from oncely.core.commands import Busy
 from oncely.core.control import Unrecoverable
-from oncely.core.errors import OncelyError
+from oncely.core.errors import ConfigError, OncelyError
 from oncely.core.record import Key, birth_of
-from oncely.core.turn import Turn
 from oncely.ledger.driver import run_inline
 from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.retry_queue import RetryQueue
-from oncely.spark.batches.staging import StagingFolder
+from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.chunks import ChunkTask
 from oncely.spark.modes.row_turn import RowTurn
@@ -39,14 +40,17 @@ from oncely.spark.modes.tally import MISMATCH, Aside
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.counts import Counts
 from oncely.spark.sink.message_rows import (
+    BROKEN_COLUMN,
     COLUMN_TYPES,
     COLUMNS_OF_ROWS,
+    ROW_COLUMN,
     Row,
     numbered,
     read_chunks,
 )
 from oncely.spark.sink.quarantine import Quarantine, forget_attempts
 from oncely.spark.sink.sink_options import BATCH_JOB, SinkOptions, read_options
+from oncely.spark.sink.spreading import spread
 
 Does = Literal["claim", "complete", "fail", "doubt"]
 BATCH = "batch"
@@ -85,11 +89,11 @@ class Job(NamedTuple):
 
 @dataclass
 class JobReport(WriterCommitMessage):
-    """The result of a task, or of all: counted deliveries, and messages claimed or ended."""
+    """The result of a task, or of all: counted deliveries, and claimed messages."""
 
-    counts: Counts
-    messages: int
-    files: list[str]
+    counts: Counts = field(default_factory=Counts)
+    messages: int = 0
+    files: list[str] = field(default_factory=list)
     """The files with new messages."""
 
     def __add__(self, other: "JobReport") -> "JobReport":
@@ -97,30 +101,89 @@ class JobReport(WriterCommitMessage):
             self.counts + other.counts, self.messages + other.messages, self.files + other.files
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The report as `read_report` reads it."""
-        return {**vars(self), "counts": vars(self.counts)}
-
-
-def run_job(
-    rows: DataFrame,
-    options: Mapping[str, str],
-    does: Does,
-    batch_key: str,
-    staging: StagingFolder,
-    error: str = "",
-    due: Sequence[str] = (),
-) -> JobReport:
-    """Let tasks do the job on the rows; return the report."""
-    job = Job(does, batch_key, staging.folder, f"{uuid4().hex}.json", error, due)
-    told = {**options, BATCH_JOB: json.dumps(job)}
-    rows.write.format("oncely").options(**told).mode("append").save()
-    return read_report(staging.told(job.name))
-
 
 def read_report(told: Mapping[str, Any]) -> JobReport:
-    """The report from its `as_json`."""
+    """The report from its JSON."""
     return JobReport(**{**told, "counts": Counts(**told["counts"])})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch of one key: its messages, their staging folder, and the jobs on them."""
+
+    spark: SparkSession
+    key: str
+    staging: StagingFolder
+    settings: Mapping[str, str]
+    """The sink's."""
+    partitions: int | None
+    deliveries: DataFrame | None = None
+    """The input; None if an earlier program has begun the batch."""
+    due: Sequence[str] = ()
+    """The ids of what this program has taken from the ledger."""
+
+    def stage(self) -> None:
+        """Store the deliveries, unless they are stored."""
+        if self.deliveries is not None:
+            self.deliveries.write.mode("overwrite").parquet(self.staging.rows)
+            self.staging.write(STAGED)
+            reached("batch_staged")
+
+    def claim(self) -> Any:
+        """Claim the new messages among the deliveries; return a report as JSON. After an
+        interruption repeat it: the same messages are granted.
+        """
+        rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
+        # Copies are next to each other, so that a task finds them without keeping all ids.
+        return self._let_tasks("claim", rows.sortWithinPartitions("id"))
+
+    def new(self, claimed: JobReport) -> DataFrame:
+        """The new messages: the same each time the handler is called."""
+        return self._read(claimed).drop(ROW_COLUMN, BROKEN_COLUMN)
+
+    def end(self, claimed: JobReport, does: Does, error: str = "") -> None:
+        """Complete all its messages, or fail them permanently, or put them in doubt; unless another
+        program has: the files are removed only after the job.
+        """
+        try:
+            if self._are_there(claimed):
+                rows = self._read(claimed)
+                # A dead letter has its message.
+                needed = COLUMN_TYPES if does == "fail" else ("id",)
+                there = [name for name in rows.columns if name in needed]
+                self._let_tasks(does, rows.select(there), error)
+        except (PySparkException, Py4JError, ConfigError):
+            if self._are_there(claimed):
+                raise
+        if does == "doubt":
+            self.staging.write(IN_DOUBT)
+            return
+        reached("members_failed" if does == "fail" else "members_completed")
+        self.staging.remove()
+
+    def _let_tasks(self, does: Does, rows: DataFrame, error: str = "") -> Any:
+        """Let tasks do a job on the rows; return the report as JSON."""
+        job = Job(does, self.key, self.staging.folder, f"told/{uuid4().hex}.json", error, self.due)
+        told = {**self.settings, BATCH_JOB: json.dumps(job)}
+        rows.write.format("oncely").options(**told).mode("append").save()
+        return self.staging.told(job.name)
+
+    def _read(self, claimed: JobReport) -> DataFrame:
+        if not self.staging.has(STAGED):
+            raise ConfigError(
+                f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
+                "all machines share"
+            )
+        schema = self.spark.read.parquet(self.staging.rows).schema
+        paths = [f"{self.staging.folder}/{name}" for name in claimed.files]
+        return self.spark.read.schema(schema).parquet(*paths)
+
+    def _are_there(self, claimed: JobReport) -> bool:
+        """Whether the files are there; they are removed only after the job."""
+        return bool(claimed.files) and self.staging.has(*claimed.files)
+
+
+# ---- In tasks ------------------------------------------------------------------------------------
 
 
 class ClaimTask(ChunkTask):
@@ -149,7 +212,13 @@ class ClaimTask(ChunkTask):
 
     def run(self, batches: Iterable[tuple[Sequence[int], RecordBatch]]) -> None:
         """Write the granted deliveries, and count all others."""
-        super().run(map(self._noted, batches))
+
+        def read() -> Iterator[tuple[Sequence[int], RecordBatch]]:
+            for source in batches:
+                self._source = numbers, rows = source
+                yield numbers, rows.select([n for n in rows.schema.names if n in self._reads])
+
+        super().run(read())
         if self._writer is not None:
             self._writer.close()
 
@@ -157,12 +226,6 @@ class ClaimTask(ChunkTask):
     def unsettled(self) -> int:
         """As in ChunkTask."""
         return super().unsettled - self.granted
-
-    def _noted(
-        self, source: tuple[Sequence[int], RecordBatch]
-    ) -> tuple[Sequence[int], RecordBatch]:
-        self._source = numbers, rows = source
-        return numbers, rows.select([name for name in rows.schema.names if name in self._reads])
 
     def _take_in_pace(self, chunk: Sequence[Row]) -> None:
         super()._take_in_pace(chunk)
@@ -220,7 +283,7 @@ class ClaimTask(ChunkTask):
 
 class JobWriter(DataSourceArrowWriter):
     """Writes to the sink if its options name a job. It is used on the driver, and as a copy in each
-    task.
+    task. Where it is aborted nothing is undone: the job is repeated.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -235,26 +298,19 @@ class JobWriter(DataSourceArrowWriter):
         with rarely_collecting():
             if job.does == "claim":
                 return self._claim(ledger, iterator)
-            ended = 0
+            end = _doubt if job.does == "doubt" else _end
             for rows in read_chunks(numbered(iterator), lambda: options.chunk):
-                if job.does == "doubt":
-                    _doubt(ledger, options, job.token, rows)
-                else:
-                    _end(ledger, options, job.token, rows, job.error)
-                ended += len(rows)
-        return JobReport(Counts(), ended, [])
+                end(ledger, options, job, rows)
+        return JobReport()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Write the report of all tasks to the staging folder."""
         reports = [message for message in messages if isinstance(message, JobReport)]
         if len(reports) != len(messages):
             raise OncelyError(f"only {len(reports)} of {len(messages)} tasks have reported")
-        total = sum(reports, JobReport(Counts(), 0, []))
+        total = sum(reports, JobReport())
         forget_attempts(self._options.quarantine, self._job.batch_key)
-        self._job.staging.tell(self._job.name, total.as_json())
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Undo nothing: the job is repeated."""
+        self._job.staging.write(self._job.name, json.dumps(total, default=vars))
 
     def _claim(self, ledger: Ledger, batches: Iterator[RecordBatch]) -> JobReport:
         options, job = self._options, self._job
@@ -268,36 +324,33 @@ class JobWriter(DataSourceArrowWriter):
         except BaseException:
             quarantine.discard()
             raise
-        if task.counts.settled + task.granted != task.counts.received:
+        if task.unsettled:
             raise OncelyError(f"of {task.counts.received} deliveries some are not accounted for")
         return JobReport(task.counts, task.granted, task.files)
 
 
-def _end(ledger: Ledger, options: SinkOptions, token: int, rows: Sequence[Row], error: str) -> None:
-    """Complete these messages, or fail them with `error`, if there is one."""
+def _end(ledger: Ledger, options: SinkOptions, job: Job, rows: Sequence[Row]) -> None:
+    """Complete these messages, or fail them with the job's error, if there is one."""
     # The members were checked when they were claimed.
     policy = replace(options.policy, on_mismatch="ignore", on_too_old="run")
     lifecycle = Lifecycle.under(ledger, options.consumer, policy, "none")
     lifecycle = replace(lifecycle, retry_queue=RetryQueue(options.consumer))
-    driver, turns = lifecycle.sync_driver, []
-    for row in rows:
-        turn = Turn(row.id, message=row.message())
-        turn.token = token
-        turns.append(turn)
+    driver, turns = lifecycle.sync_driver, [RowTurn(row, job.token) for row in rows]
     patiently(lambda: run_inline(lifecycle.claim(driver, turns)), options.consumer)
     granted = [turn for turn in turns if turn.claim is not None]
     for turn in granted:
+        turn.message = turn.row.message()
         turn.called()
-        turn.raised(BatchFailed(error) if error else None)
+        turn.raised(BatchFailed(job.error) if job.error else None)
     run_inline(lifecycle.store(driver, granted))
     for turn in granted:
         if turn.refusal is not None:
             raise turn.refusal
 
 
-def _doubt(ledger: Ledger, options: SinkOptions, token: int, rows: Sequence[Row]) -> None:
+def _doubt(ledger: Ledger, options: SinkOptions, job: Job, rows: Sequence[Row]) -> None:
     """Hold these messages in doubt, by ending the leases of their claims."""
     policy = replace(options.policy, on_mismatch="ignore")
     keys = [Key(options.consumer, row.id) for row in rows]
-    claim = partial(ledger.claim_many, keys, _AT_ONCE, policy, token=token)
+    claim = partial(ledger.claim_many, keys, _AT_ONCE, policy, token=job.token)
     patiently(claim, options.consumer)

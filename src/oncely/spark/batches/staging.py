@@ -7,7 +7,7 @@ staged, in_doubt    empty files that mark a state
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -54,17 +54,16 @@ class StagingFolder:
         """Whether any part of the folder is still there."""
         return bool(self._files.get_file_info(self._path).type is not FileType.NotFound)
 
-    def mark(self, mark: str) -> None:
-        """Give the folder that mark."""
-        self._write(mark, b"")
-
-    def tell(self, name: str, told: Mapping[str, Any]) -> None:
-        """Store the report of a job."""
-        self._write(f"told/{name}", json.dumps(told).encode())
+    def write(self, name: str, content: str = "") -> None:
+        """Store a file: a mark, which is empty, or the report of a job."""
+        path = f"{self._path}/{name}"
+        self._files.create_dir(path.rpartition("/")[0], recursive=True)
+        with self._files.open_output_stream(path) as file:
+            file.write(content.encode())
 
     def told(self, name: str) -> Any:
-        """The report of that job."""
-        with self._files.open_input_stream(f"{self._path}/told/{name}") as file:
+        """The report of a job, which is stored as that file."""
+        with self._files.open_input_stream(f"{self._path}/{name}") as file:
             return json.loads(file.read())
 
     def remove(self) -> None:
@@ -72,9 +71,3 @@ class StagingFolder:
         # Another program may be removing it, too.
         with suppress(FileNotFoundError):
             self._files.delete_dir(self._path)
-
-    def _write(self, name: str, content: bytes) -> None:
-        path = f"{self._path}/{name}"
-        self._files.create_dir(path.rpartition("/")[0], recursive=True)
-        with self._files.open_output_stream(path) as file:
-            file.write(content)

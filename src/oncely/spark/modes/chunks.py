@@ -192,20 +192,16 @@ class ChunkTask(ABC):
             if self._options.stops_early and self.counts.hopeless:
                 self._channel.refuse(self.counts.hopeless)
             self._channel.raise_if_stopping()
-            if left := self._left_after_death(turns):
-                self._process(left)
+            if self._begun:
+                turns = [turn for turn in turns if not self._is_inherited(turn)]
+            if turns:
+                self._process(turns)
             turns, self._ready = self._ready, []
 
-    def _left_after_death(self, turns: Sequence[RowTurn]) -> Sequence[RowTurn]:
-        """The rows to claim: those that no process that died had begun."""
-        if not self._begun:
-            return turns
-        left = []
-        for turn in turns:
-            entry = self._begun.pop(turn.row.number, None)
-            if entry is None or not self._inherit(turn, entry):
-                left.append(turn)
-        return left
+    def _is_inherited(self, turn: RowTurn) -> bool:
+        """Whether a process that died had begun the row, which is then settled here."""
+        entry = self._begun.pop(turn.row.number, None)
+        return entry is not None and self._inherit(turn, entry)
 
     def _wait_for_all_but(self, number: int) -> None:
         while self.unsettled > number:

@@ -34,13 +34,13 @@ def check_columns(options: SinkOptions, schema: StructType) -> None:
         case "leased" | "transactional":
             check_schema(schema)
         case "rows":
-            from oncely.spark.modes.target_table import TargetTable, check_table, open_table
+            from oncely.spark.modes.target_table import TargetTable, open_table
 
             # As soon as the database answers: a stream may start a batch without it.
             def table() -> TargetTable:
                 return open_table(options, migrated_ledger(options.address))
 
-            check_table(patiently(table, options.consumer, None, options.policy.lease_s), schema)
+            patiently(table, options.consumer, None, options.policy.lease_s).check(schema)
 
 
 def run_task(

@@ -27,14 +27,7 @@ from oncely.ledger.ledger import Ledger
 from oncely.lifecycle.heartbeat import PAUSE_S, store_outage
 from oncely.spark.modes.chunks import MAX_WAITING
 from oncely.spark.modes.tally import Aside, RunTally
-from oncely.spark.modes.target_table import (
-    TargetTable,
-    as_csv,
-    as_values,
-    refusal,
-    sorted_by_id,
-    written_columns,
-)
+from oncely.spark.modes.target_table import TargetTable, refusal, sorted_by_id
 from oncely.spark.sink.channel import TaskChannel
 from oncely.spark.sink.message_rows import BROKEN_COLUMN, ROW_COLUMN, Row, values_of
 from oncely.spark.sink.quarantine import plain
@@ -127,7 +120,7 @@ class TableRowsTask:
     # ---- Transactions --------------------------------------------------------------------------
 
     def _settle(self, rows: TableChunk, since: float | None = None) -> None:
-        """Settle rows; rows that must wait do so `since` that time, or now."""
+        """Settle rows, and count them; rows that must wait do so `since` that time, or now."""
         if not rows.ids:
             return
         self._channel.raise_if_stopping()
@@ -152,7 +145,15 @@ class TableRowsTask:
         self._meets_duplicates = len(settled.first_seen) > count // 2
         self.counts.handled += len(settled.stored)
         self._tally.duplicates(settled.first_seen)
-        self._count(rows, settled.others, time.monotonic() if since is None else since)
+        now = time.monotonic()
+        since, due, busy = now if since is None else since, now, []
+        for n, outcome in settled.others:
+            wait_s = self._tally.refused(outcome, partial(rows.row, n), now - since)
+            if wait_s is not None:
+                busy.append(n)
+                due = now + wait_s
+        if busy:
+            self._waiting.add(due, (rows.at(busy), since))
         self._channel.report(self.counts)
 
     def _transact(self, work: Callable[[Any, Inbox], _Settled]) -> _Settled:
@@ -187,13 +188,7 @@ class TableRowsTask:
         settled = self._claim(inbox, rows)
         reached("before_completed")
         if settled.stored:
-            batch = rows.at(settled.stored).batch
-            columns = written_columns(self._table, batch.schema.names)
-            written = batch.select(columns)
-            if self._table.is_copied_to:
-                self._table.copy(connection, columns, as_csv(written))
-            else:
-                self._table.insert(connection, as_values(written))
+            self._table.write(connection, rows.at(settled.stored).batch)
         reached("before_commit")
         return settled
 
@@ -237,23 +232,6 @@ class TableRowsTask:
             return _Settled((), [(0, outcome)])
         inbox.fail(outcome.claim, Reject(reason), final=True)
         return _Settled((), ())
-
-    # ---- Counts --------------------------------------------------------------------------------
-
-    def _count(
-        self, rows: TableChunk, others: Sequence[tuple[int, ClaimOutcome]], since: float
-    ) -> None:
-        """Count rows that were not stored, or delay them."""
-        now = time.monotonic()
-        busy: list[int] = []
-        due = now
-        for n, outcome in others:
-            wait_s = self._tally.refused(outcome, partial(rows.row, n), now - since)
-            if wait_s is not None:
-                busy.append(n)
-                due = now + wait_s
-        if busy:
-            self._waiting.add(due, (rows.at(busy), since))
 
     # ---- Waiting -------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ is written.
 
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from functools import lru_cache
@@ -104,11 +104,11 @@ class TargetTable:
         self._key = key
         self._sequence_by = sequence_by
         self.columns = {column.name: _described(column, engine) for column in table.columns}
-        self.is_copied_to = engine.dialect.name == "postgresql"
-        """Whether rows are written as CSV, by `copy`; else as values, by `insert`."""
+        self._is_copied_to = engine.dialect.name == "postgresql"
+        """Whether rows are written as CSV, by COPY; else as values."""
         self.name = engine.dialect.identifier_preparer.format_table(table)
         """The quoted name for statements."""
-        for column in table.columns if not self.is_copied_to else ():
+        for column in table.columns if not self._is_copied_to else ():
             # SQLAlchemy would encode text that is JSON already, and requires objects for times.
             if self.columns[column.name].kind == "other":
                 column.type = types.String()
@@ -117,13 +117,72 @@ class TargetTable:
         """A connection in a transaction, which is committed at the end."""
         return self._engine.begin()
 
-    def check(self, columns: Sequence[str]) -> None:
-        """Raise ConfigError if these columns lack the key, or if it is not a key of the table."""
-        if self._key:
-            renewed = [name for name in columns if name not in self._key]
-            check_columns(self._table, columns, self._key, renewed, self._sequence_by)
+    def written(self, names: Sequence[str]) -> list[str]:
+        """Those of a DataFrame's columns that are written.
 
-    def copy(self, connection: Connection, columns: Sequence[str], csv: Any) -> None:
+        The message id is written if the table has a column `id` that the database does not fill
+        itself.
+        """
+        id_ = self.columns.get(_ID)
+        is_stored = id_ is not None and not id_.is_filled
+        own = () if is_stored else (_ID,)
+        return [name for name in names if name not in (*own, ROW_COLUMN, BROKEN_COLUMN)]
+
+    def check(self, schema: StructType) -> None:
+        """Raise ConfigError for a DataFrame whose rows do not fit into the table."""
+        check_types(schema, COLUMNS_OF_ROWS)
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        names = self.written(list(types))
+        for name in names:
+            if name not in self.columns:
+                raise ConfigError(
+                    f"column {unknown(name, self.columns, f'column in the table {self.name}')}"
+                )
+            if name != _ID:
+                self._check_type(name, types[name])
+        for name, column in self.columns.items():
+            if column.is_required and name not in names:
+                raise ConfigError(
+                    f"the DataFrame has no column {name!r}, which the table {self.name} requires"
+                    f" ({column.type} NOT NULL)"
+                )
+        if not names:
+            others = ", ".join(name for name in self.columns if name != _ID)
+            raise ConfigError(
+                "the DataFrame has no column but 'id', which does not go into the table"
+                f" {self.name}; add one of {others}"
+            )
+        if self._key:
+            renewed = [name for name in names if name not in self._key]
+            check_columns(self._table, names, self._key, renewed, self._sequence_by)
+
+    def write(self, connection: Connection, rows: RecordBatch) -> None:
+        """Write rows. Their keys have no nulls."""
+        names = self.written(rows.schema.names)
+        rows = rows.select(names)
+        if self._is_copied_to:
+            self._copy(connection, names, as_csv(rows))
+        elif self._key:
+            values = _as_values(rows)
+            upsert(connection, self._table, values, self._key, sequence_by=self._sequence_by)
+        else:
+            connection.execute(self._table.insert(), _as_values(rows))
+
+    def _check_type(self, name: str, type_: str) -> None:
+        column = self.columns[name]
+        kind = type_.partition("(")[0].partition("<")[0]
+        if kind in _NESTED:
+            raise ConfigError(f'column {name!r} is {kind}; write "to_json({name}) AS {name}"')
+        # MariaDB's BOOLEAN is an integer; PostgreSQL does not accept a boolean for an integer.
+        is_no_integer = kind == "boolean" and column.kind == "integer" and self._is_copied_to
+        cast, taken = _TYPES[column.kind]
+        if is_no_integer or kind not in taken:
+            raise ConfigError(
+                f"column {name!r} is {type_}, and {column.type} in the table;"
+                f' write "cast({name} AS {cast})"'
+            )
+
+    def _copy(self, connection: Connection, columns: Sequence[str], csv: Any) -> None:
         """Write CSV rows by COPY; an empty value without quotes is null. Keys have no nulls."""
         names = ", ".join(map(_quoted, columns))
         cursor = connection.connection.cursor()
@@ -132,13 +191,6 @@ class TargetTable:
             copy.write(csv)
         if self._key:
             cursor.execute(self._renewal(into, columns, names))
-
-    def insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows with the same columns. Keys have no None."""
-        if self._key:
-            upsert(connection, self._table, rows, self._key, sequence_by=self._sequence_by)
-        else:
-            connection.execute(self._table.insert(), list(rows))
 
     def _heap(self, cursor: Any, names: str) -> str:
         """A temporary table of the connection, which holds rows until the transaction ends."""
@@ -290,58 +342,6 @@ def open_table(options: SinkOptions, ledger: Ledger) -> TargetTable:
         raise
 
 
-def written_columns(table: TargetTable, names: Sequence[str]) -> list[str]:
-    """The DataFrame's columns that are written to the table.
-
-    The message id is written if the table has a column `id` that the database does not fill itself.
-    """
-    id_ = table.columns.get(_ID)
-    is_stored = id_ is not None and not id_.is_filled
-    own = () if is_stored else (_ID,)
-    return [name for name in names if name not in (*own, ROW_COLUMN, BROKEN_COLUMN)]
-
-
-def check_table(table: TargetTable, schema: StructType) -> None:
-    """Raise ConfigError for a DataFrame whose rows do not fit into the table."""
-    check_types(schema, COLUMNS_OF_ROWS)
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
-    names = written_columns(table, list(types))
-    for name in names:
-        if name not in table.columns:
-            raise ConfigError(
-                f"column {unknown(name, table.columns, f'column in the table {table.name}')}"
-            )
-        if name != _ID:
-            _check_type(name, types[name], table)
-    for name, column in table.columns.items():
-        if column.is_required and name not in names:
-            raise ConfigError(
-                f"the DataFrame has no column {name!r}, which the table {table.name} requires"
-                f" ({column.type} NOT NULL)"
-            )
-    if not names:
-        raise ConfigError(
-            f"the DataFrame has no column but 'id', which does not go into the table {table.name};"
-            f" add one of {', '.join(name for name in table.columns if name != _ID)}"
-        )
-    table.check(names)
-
-
-def _check_type(name: str, type_: str, table: TargetTable) -> None:
-    column = table.columns[name]
-    kind = type_.partition("(")[0].partition("<")[0]
-    if kind in _NESTED:
-        raise ConfigError(f'column {name!r} is {kind}; write "to_json({name}) AS {name}"')
-    # MariaDB's BOOLEAN is an integer; PostgreSQL does not accept a boolean for an integer.
-    is_no_integer = kind == "boolean" and column.kind == "integer" and table.is_copied_to
-    cast, taken = _TYPES[column.kind]
-    if is_no_integer or kind not in taken:
-        raise ConfigError(
-            f"column {name!r} is {type_}, and {column.type} in the table;"
-            f' write "cast({name} AS {cast})"'
-        )
-
-
 def as_csv(rows: RecordBatch) -> Buffer:
     """CSV as PostgreSQL reads it: null is empty, text is quoted, times are in UTC."""
     plain = pa.RecordBatch.from_arrays([_plain(each) for each in rows.columns], rows.schema.names)
@@ -350,7 +350,7 @@ def as_csv(rows: RecordBatch) -> Buffer:
     return out.getvalue()
 
 
-def as_values(rows: RecordBatch) -> list[dict[str, Any]]:
+def _as_values(rows: RecordBatch) -> list[dict[str, Any]]:
     """Python values, times in UTC: most databases store no time zone with them.
 
     Raises ValueError or OverflowError for values that Python cannot hold.

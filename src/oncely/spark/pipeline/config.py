@@ -193,17 +193,14 @@ class PipelineConfig:
         return ConfigError(f"{self.file}: {key}: {text}")
 
     @contextmanager
-    def checking(self, key: str, *others: str) -> Iterator[None]:
-        """Report errors in the block as errors of `key` of this file, in place of their own
+    def checking(self, key: str, own: str = "") -> Iterator[None]:
+        """Report errors in the block as errors of `key` of this file, in place of their `own`
         beginning.
         """
         try:
             yield
         except (ConfigError, MessageError) as error:
-            text = str(error)
-            for other in others:
-                text = text.removeprefix(other)
-            raise self.wrong(key, text) from error
+            raise self.wrong(key, str(error).removeprefix(own)) from error
 
     def _absolute(self, path: str) -> str:
         return path if "://" in path else str(self.folder / path)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
@@ -82,7 +82,6 @@ class _PipelineRun:
     ledger: Ledger
     stop: threading.Event
     on_progress: OnProgress
-    _: KW_ONLY
     drains: bool
 
     def __post_init__(self) -> None:

@@ -36,12 +36,12 @@ class Horizon:
         ]
         verdicts: list[str | Refusal | None] = []
         for (_, said), answer in zip(rows, self._archive.judge(asked, self._own), strict=True):
-            if answer is None or (isinstance(answer, NotCovered) and self._own.on_too_old == "run"):
-                verdicts.append(None)
-            elif isinstance(answer, NotCovered):
-                verdicts.append(f"{_reason(said)}, and from before the archive")
-            else:
+            if not isinstance(answer, NotCovered):
                 verdicts.append(answer)
+            elif self._own.on_too_old == "run":
+                verdicts.append(None)
+            else:
+                verdicts.append(f"{_reason(said)}, and from before the archive")
         return verdicts
 
 

@@ -116,8 +116,6 @@ class SinkOptions:
 
     def whole_policy(self) -> Policy:
         """The policy with what is named. Raises ConfigError if that cannot be imported."""
-        if not self.named:
-            return self.policy
         return replace(self.policy, **_imported(self.named, self.handler_path))
 
 
@@ -166,7 +164,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         handler_batch=given.get("handler_batch"),
         staging=given.get("staging"),
         handler_path=given.get("handler_path"),
-        policy=replace(policy, on_in_doubt=plain, in_doubt_on=()) if named else policy,
+        policy=replace(policy, on_in_doubt=plain, in_doubt_on=()),
         named=named,
         chunk=whole_number(
             given, "chunk", _DEFAULT_CHUNK_OF_ROWS if mode == "rows" else _DEFAULT_CHUNK
@@ -195,9 +193,8 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
     for name, (modes, why) in _ONLY_IN.items():
         if given.get(name) and mode not in modes:
             raise ConfigError(f'option {name}: mode "{mode}" {why}')
-    in_lake = given.get("table", "").startswith(LAKES)
-    if "handler_batch" in given or in_lake:
-        _check_batches(given, in_lake=in_lake)
+    if runs_batches(given):
+        _check_batches(given)
     elif given.get("staging"):
         raise ConfigError("option staging: only a batch handler needs it; write handler_batch")
     if "sequence_by" in given and not given.get("upsert"):
@@ -212,15 +209,12 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
         )
 
 
-def _check_batches(given: Mapping[str, str], *, in_lake: bool) -> None:
+def _check_batches(given: Mapping[str, str]) -> None:
     """Raise ConfigError for options that do not go with batches."""
-    if "handler_batch" in given:
-        for name in ("handler", "transport"):
-            if given.get(name):
-                raise ConfigError(
-                    f"option {name}: a batch handler runs in its place; drop one of them"
-                )
-    if in_lake and "sequence_by" in given:
+    for name in ("handler", "transport") if "handler_batch" in given else ():
+        if given.get(name):
+            raise ConfigError(f"option {name}: a batch handler runs in its place; drop one of them")
+    if "sequence_by" in given and given.get("table", "").startswith(LAKES):
         raise ConfigError(
             "option sequence_by: a table of Delta or Iceberg keeps what was written last; drop it"
         )
@@ -266,10 +260,7 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     for name in table.keys() - set(POLICY_FIELDS):
         raise ConfigError(unknown(name, POLICY_FIELDS))
     # A file that is read again contains only duplicates.
-    values = {"count_duplicates": "daily", **table}
-    if not table.keys().isdisjoint(_BY_NAME):
-        values |= _imported(table, folder)
-    policy = Policy(**values)
+    policy = Policy(**{"count_duplicates": "daily", **table, **_imported(table, folder)})
     if policy.lease_s is None:
         raise ConfigError(
             'lease: tasks would wait for ever for the claim of a killed task; write "5m"'
