@@ -10,6 +10,7 @@ from tests.spark.conftest import drain
 from tests.turns import in_turn
 
 from oncely import ConfigError, Key, Ledger, State
+from oncely._util.crash_points import watched_by
 from oncely.spark import Report, foreach_batch, process
 
 HERE = Path(__file__).parent
@@ -212,6 +213,27 @@ def test_an_error_after_which_nobody_knows(
     report = process(frame("c"), on_in_doubt=policy, **settings)
     assert report.handled == (1 if policy == "hold" else 3)
     assert [len(given) for given in shop.given] == [2, 1]
+
+
+@pytest.mark.in_turn("batches")
+def test_such_an_error_of_a_batch_that_was_taken_up(
+    frame: Frame, shop: Shop, settings: dict[str, Any]
+) -> None:
+    """A batch whose program ended before its handler runs again; then the policy counts for it."""
+    settings |= {"handler_batch": shop, "in_doubt_on": (TimeoutError,), "on_in_doubt": "hold"}
+
+    def end(point: str) -> None:
+        if point == "members_claimed":
+            raise KeyboardInterrupt
+
+    with watched_by(end), pytest.raises(KeyboardInterrupt):
+        process(frame("a", "b"), **settings)
+    assert not shop.keys
+    shop.error = TimeoutError("no answer")
+    assert process(frame("c"), **settings).in_doubt == 3
+    shop.error = None
+    assert process(frame("d"), **settings).handled == 1
+    assert sorted(map(sorted, shop.given)) == [["a", "b"], ["c"], ["d"]]
 
 
 @pytest.mark.in_turn("batches")

@@ -238,7 +238,9 @@ class Batches:
             case Granted(claim):
                 reached("batch_claimed")
                 is_known = _CLAIMED in self._ledger.steps(claim.key)
-                claimed = self._run_held(batch, turn, claim, lifecycle)
+                # How it ends is as the user says, whatever has let it begin.
+                own = replace(self._lifecycle, policy=replace(self._policy, tries=policy.tries))
+                claimed = self._run_held(batch, turn, claim, own)
                 counts = claimed.counts
                 if is_known:
                     # The counts of the claims are not added again.
