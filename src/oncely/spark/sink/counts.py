@@ -68,8 +68,10 @@ class Counts:
         }
         total = Counts(
             quarantined=self.quarantined,
-            errors=both(self.errors, other.errors),
-            old_errors=both(self.old_errors, other.old_errors),
+            errors=both(self.errors, other.errors) if other.errors else self.errors,
+            old_errors=both(self.old_errors, other.old_errors)
+            if other.old_errors
+            else self.old_errors,
             last_error=other.last_error or self.last_error,
             **numbers,
         )

@@ -116,6 +116,8 @@ class SinkOptions:
 
     def whole_policy(self) -> Policy:
         """The policy with what is named. Raises ConfigError if that cannot be imported."""
+        if not self.named:
+            return self.policy
         return replace(self.policy, **_imported(self.named, self.handler_path))
 
 
@@ -164,7 +166,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         handler_batch=given.get("handler_batch"),
         staging=given.get("staging"),
         handler_path=given.get("handler_path"),
-        policy=replace(policy, on_in_doubt=plain, in_doubt_on=()),
+        policy=replace(policy, on_in_doubt=plain, in_doubt_on=()) if named else policy,
         named=named,
         chunk=whole_number(
             given, "chunk", _DEFAULT_CHUNK_OF_ROWS if mode == "rows" else _DEFAULT_CHUNK
@@ -260,7 +262,10 @@ def read_policy(table: Mapping[str, Any], folder: str | None = None) -> Policy:
     for name in table.keys() - set(POLICY_FIELDS):
         raise ConfigError(unknown(name, POLICY_FIELDS))
     # A file that is read again contains only duplicates.
-    policy = Policy(**{"count_duplicates": "daily", **table, **_imported(table, folder)})
+    values = {"count_duplicates": "daily", **table}
+    if not table.keys().isdisjoint(_BY_NAME):
+        values |= _imported(table, folder)
+    policy = Policy(**values)
     if policy.lease_s is None:
         raise ConfigError(
             'lease: tasks would wait for ever for the claim of a killed task; write "5m"'
