@@ -47,6 +47,7 @@ def moved(project: Project) -> Project:
 
 
 @pytest.mark.timeout(1_200)
+@pytest.mark.in_turn("pipelines")
 def test_killed_at_each_point(moved: Project, rabbitmq_url: str) -> None:
     """Each message takes effect once, and its handler is given all that was published; what is not
     a message is quarantined.

@@ -93,7 +93,7 @@ CASES = [(where, kind, how) for where in PLACES for kind in KINDS for how in DEA
 
 @pytest.mark.timeout(2 * _LIMIT_S)
 @pytest.mark.parametrize(
-    ("place", "kind", "how"), in_turn("a message kills its worker", CASES, 4), indirect=["place"]
+    ("place", "kind", "how"), in_turn("a message kills its worker", CASES, 2), indirect=["place"]
 )
 def test_a_message_kills_its_worker(place: Place, kind: str, how: str) -> None:
     """It costs as many deaths as it has tries, and one; then it is a dead letter. All others are
@@ -138,7 +138,7 @@ def test_a_death_in_a_transaction_leaves_no_doubt(place: Place, kind: str) -> No
 @pytest.mark.timeout(2 * _LIMIT_S)
 @pytest.mark.parametrize(
     ("place", "kind"),
-    in_turn("workers are killed", [(where, kind) for where in PLACES for kind in KINDS], 2),
+    in_turn("workers are killed", [(where, kind) for where in PLACES for kind in KINDS], 1),
     indirect=["place"],
 )
 def test_workers_are_killed(place: Place, kind: str) -> None:

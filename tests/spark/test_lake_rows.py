@@ -101,6 +101,7 @@ def test_upsert(orders: Orders, settings: dict[str, Any], spark: "SparkSession")
         process(given.drop("amount"), upsert=["account"], **settings)
 
 
+@pytest.mark.in_turn("batches")
 @pytest.mark.parametrize("lands", [True, False])
 def test_lost_answer(
     orders: Orders,
