@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from oncely.core.cases import cases_of
-from oncely.core.change import FIELDS, Change, Fields
+from oncely.core.change import Change, Fields
 from oncely.core.commands import Granted, Outcome
 from oncely.core.message import Message
 from oncely.core.record import Claim, Key, Record, State
@@ -95,7 +95,7 @@ def swap(at: Records, swaps: Sequence[Swap]) -> set[Key]:
 
 def _whole(record: Record, without: Collection[str] = ()) -> Change:
     """A change of all fields but these."""
-    names = {name: "lease_until" if name == "lease_s" else name for name in FIELDS}
+    names = {name: "lease_until" if name == "lease_s" else name for name in Fields.__annotations__}
     values = {name: getattr(record, of) for name, of in names.items() if name not in without}
     return Change(record.version, cast(Fields, values))
 

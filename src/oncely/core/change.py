@@ -45,9 +45,6 @@ class Change(NamedTuple):
         return self.to(Record(key, State.PROCESSING, 0, 0, now, now), now)
 
 
-FIELDS = tuple(Fields.__annotations__)
-
-
 def at_time(fields: Mapping[str, Any], now: float) -> dict[str, Any]:
     """Changed fields as a record has them that is written at `now`."""
     written = {**fields, "last_seen": now}

@@ -2,7 +2,8 @@
 columns of a DataFrame are checked before anything is written, and rows that do not fit are marked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -102,13 +103,9 @@ class LakeTable:
             # A column that the rows do not have is null, as it is in Iceberg.
             told["schema_mode"] = "merge"
         write: Any = lake.write_delta if self._kind == "delta" else lake.write_iceberg
-        try:
+        with self._failing("written"):
             fitting = rows.select(names).cast(pa.schema([schema.field(name) for name in names]))
             write(self._table, fitting, **told)
-        except OncelyError:
-            raise
-        except Exception as error:
-            raise self._failed("written", error) from error
 
     def finding(self, message: Message) -> Finding:
         """Whether the batch with this id was written: a probe for `on_in_doubt`."""
@@ -116,16 +113,12 @@ class LakeTable:
 
     def _schema(self, of_new: pa.Schema | None = None) -> pa.Schema:
         """The columns of the table; a Delta table that does not exist is created with `of_new`."""
-        try:
+        with self._failing("read"):
             if self._kind == "iceberg":
                 return self._table.refresh().schema().as_arrow()
             from oncely.lake.delta import columns_of
 
             return columns_of(self._table, of_new)
-        except OncelyError:
-            raise
-        except Exception as error:
-            raise self._failed("read", error) from error
 
     def _unfit(self, column: Column, field: StructField, given: DataType) -> list[Column]:
         """Why a value does not fit, for each thing that may be wrong with it."""
@@ -138,8 +131,16 @@ class LakeTable:
             reasons.append(f.when(~there.eqNullSafe(column), f.lit(told)))
         return reasons
 
-    def _failed(self, done: str, error: Exception) -> OncelyError:
-        return OncelyError(f"table: {self._location} cannot be {done}: {describe(error)}")
+    @contextmanager
+    def _failing(self, done: str) -> Iterator[None]:
+        """Tell errors of storages and catalogs in one line."""
+        try:
+            yield
+        except OncelyError:
+            raise
+        except Exception as error:
+            told = f"table: {self._location} cannot be {done}: {describe(error)}"
+            raise OncelyError(told) from error
 
 
 def _written(location: str, names: Sequence[str], there: Sequence[str]) -> list[str]:
