@@ -3,7 +3,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 EXAMPLE := examples/notifications
 
-.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills lake-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-capacity bench-watching bench-dashboard demo clean
+.PHONY: help setup run test test-pythons compiled-tests servers check check-package docs model simulate crash chaos test-spark-faults campaign queue-kills kafka-kills bridge-kills lake-kills relay-kills http-kills bench-ledger bench-transaction bench-consumer bench-queue bench-http bench-pipeline bench-leased bench-spark bench-large bench-lake bench-capacity bench-watching bench-dashboard demo clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ bench-leased: .venv/.ready servers ## the same with PostgreSQL for the ledger an
 
 bench-spark: .venv/.ready servers ## mode rows on PostgreSQL beside COPY without a ledger, and as the ledger grows
 	@PYTHONPATH=. $(BIN)/python benchmarks/spark.py
+
+bench-lake: .venv/.ready ## a keyed append of 100,000 rows to Delta and Iceberg beside one without a key
+	@PYTHONPATH=. $(BIN)/python benchmarks/lake.py
 
 bench-large: .venv/.ready servers ## what operators ask of ledgers with 30,000,000 and 5,000,000 records
 	@PYTHONPATH=. $(BIN)/python benchmarks/large_ledger.py
