@@ -263,6 +263,14 @@ def test_wrong_options_say_so(options: dict[str, str], said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_an_empty_batch_handler_is_none() -> None:
+    """As one that was not named: the handler is called for each message."""
+    given = {"consumer": "tests", "ledger": "sqlite:///unused.db", "handler": "handlers:work"}
+    assert read_options(given | {"handler_batch": ""}).handler == "handlers:work"
+    with pytest.raises(ConfigError, match="option handler: missing"):
+        read_options(given | {"handler_batch": "", "handler": ""})
+
+
 def test_wrong_columns_say_so(frame: Frame, write: "Write") -> None:
     """A DataFrame that is none of messages is refused before anything runs."""
     with pytest.raises(PySparkException, match="column 'extra' is not part of a message"):

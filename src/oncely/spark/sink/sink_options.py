@@ -128,7 +128,7 @@ _NAMES = _OWN | _LEDGER | set(POLICY_FIELDS)
 
 def runs_batches(options: Mapping[str, str]) -> bool:
     """Whether the program, and not each task, handles what is new."""
-    return "handler_batch" in options or options.get("table", "").startswith(LAKES)
+    return bool(options.get("handler_batch")) or options.get("table", "").startswith(LAKES)
 
 
 def read_options(options: Mapping[str, str]) -> SinkOptions:
@@ -157,7 +157,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         places["option table"] = given["table"].removeprefix("delta:")
     check_apart({"option ledger": file, **places})
     table, schema = given.get("ledger_table", TABLE_NAME), given.get("ledger_schema")
-    calls_none = mode == "rows" or "handler_batch" in given
+    calls_none = mode == "rows" or given.get("handler_batch")
     return SinkOptions(
         mode=mode,
         consumer=consumer,
@@ -213,7 +213,7 @@ def _check_mode(mode: Mode, given: Mapping[str, str], policy: Policy) -> None:
 
 def _check_batches(given: Mapping[str, str]) -> None:
     """Raise ConfigError for options that do not go with batches."""
-    for name in ("handler", "transport") if "handler_batch" in given else ():
+    for name in ("handler", "transport") if given.get("handler_batch") else ():
         if given.get(name):
             raise ConfigError(f"option {name}: a batch handler runs in its place; drop one of them")
     if "sequence_by" in given and given.get("table", "").startswith(LAKES):
