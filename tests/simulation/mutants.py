@@ -42,7 +42,7 @@ MUTANTS = [
         RULES,
         "record.lease_until is None or now < record.lease_until",
         "record.lease_until is None or now + 1.0 < record.lease_until",
-        seed=12,
+        seed=13,
     ),
     Mutant(
         "what happened leaves the old claim",
@@ -50,6 +50,12 @@ MUTANTS = [
         "version=version_of(record.birth + _AFTER_OPERATOR, change.version)",
         "version=change.version",
         seed=2,
+    ),
+    Mutant(
+        "what a probe has found leaves the old claim",
+        RULES,
+        "change = completion(record.version).but(version)",
+        "change = completion(record.version)",
     ),
     Mutant(
         "an old fence may write",
@@ -76,18 +82,21 @@ MUTANTS = [
         RULES,
         "spent = record.attempts if costs else record.attempts - 1",
         "spent = record.attempts",
+        seed=12,
     ),
     Mutant(
         "the death of what was claimed alone costs no attempt",
         RULES,
         "ask.company is not Company.ALONE or _is_marked(record, _ALONE, _UNKNOWN)",
         "ask.company is not Company.ALONE",
+        seed=882,
     ),
     Mutant(
         "what may have killed a worker is granted in company",
         RULES,
         "case _ if ask.company in (Company.WINDOW, Company.AGAIN) and not is_told:",
         "case _ if ask.company is Company.AGAIN:",
+        seed=12,
     ),
     Mutant(
         "tries are not limited when a claim is granted after a death",
@@ -101,7 +110,7 @@ MUTANTS = [
         RULES,
         '            "lease_s": None if former',
         '            "fence": former.fence,\n            "lease_s": None if former',
-        seed=119,
+        seed=130,
     ),
     Mutant(
         "another body under a known id is handled",
@@ -134,7 +143,7 @@ MUTANTS = [
         RULES,
         "_after_doubt,  _grant_sending, _ask",
         "_after_doubt,  _grant_again, _ask",
-        seed=43,
+        seed=45,
     ),
     # ---- The settler, and the calls ------------------------------------------------------------
     Mutant(
@@ -142,7 +151,7 @@ MUTANTS = [
         SETTLE,
         "if key in written or decision.optional:",
         "if key in writes or decision.optional:",
-        seed=67,
+        seed=104,
     ),
     Mutant(
         "a write whose reply is lost is taken for stored",
@@ -170,7 +179,7 @@ MUTANTS = [
         "ledger/mailbox.py",
         "for key in keys if key not in unsent]",
         "for key in keys]",
-        seed=58,
+        seed=113,
     ),
     Mutant(
         "a step is kept under an old fence",
@@ -178,7 +187,7 @@ MUTANTS = [
         "            raise_if_fenced(cast(WriteOutcome, outcome))\n"
         "            transaction.keep_step",
         "            transaction.keep_step",
-        seed=182,
+        seed=263,
     ),
     # ---- The relay -----------------------------------------------------------------------------
     Mutant(
@@ -193,7 +202,7 @@ MUTANTS = [
         "outbox.py",
         "            self._lanes[lane].clear()",
         "            self._lanes[lane].popleft()",
-        seed=278,
+        seed=314,
     ),
     # ---- What waits ----------------------------------------------------------------------------
     Mutant(
@@ -201,14 +210,14 @@ MUTANTS = [
         RULES,
         "    if due is not None and not (ask.is_taken and due <= now):",
         "    if False:",
-        seed=33,
+        seed=116,
     ),
     Mutant(
         "what was taken before it failed runs again before it is due",
         RULES,
         "not (ask.is_taken and due <= now):",
         "not ask.is_taken:",
-        seed=33,
+        seed=116,
     ),
     Mutant(
         "what is to be tried again is not kept with its record",
@@ -234,14 +243,14 @@ MUTANTS = [
         RETRY_QUEUE,
         "                left.append(PutBack(taken, None, delay_s, is_try=False))",
         "                done.append(taken)",
-        seed=172,
+        seed=173,
     ),
     Mutant(
         "what is done goes on waiting",
         LIFECYCLE,
         "Write(command, sent, is_over, removed)",
         "Write(command, sent, False, removed)",
-        seed=1,
+        seed=3,
     ),
     Mutant(
         "what has failed is gone from where it waits",
@@ -295,7 +304,7 @@ MUTANTS = [
         "                return self.dead_letters(turn, reason)\n",
         "            case DeadLetter(reason):\n"
         "                return () if turn.error else self.dead_letters(turn, reason)\n",
-        seed=3,
+        seed=6,
     ),
     Mutant(
         "a dead letter that was refused is not kept",
@@ -309,7 +318,7 @@ MUTANTS = [
         "            for turn in turns:\n                turn.left_in_doubt()\n"
         "            return turns\n",
         "            return []\n",
-        seed=802,
+        seed=820,
     ),
     # ---- The lifecycle -------------------------------------------------------------------------
     Mutant(
@@ -332,6 +341,7 @@ MUTANTS = [
         TURN,
         "        if leaves_doubt(policy, error, progress):",
         "        if False:",
+        seed=1,
     ),
     Mutant(
         "what a handler has sent is dropped",
@@ -366,14 +376,14 @@ MUTANTS = [
         "            # ever.\n            self.let_go(turns)\n",
         "            # ever.\n"
         "            self.let_go([t for t in turns if t.state is TurnState.STORED])\n",
-        seed=44,
+        seed=52,
     ),
     Mutant(
         "claims are extended too late",
         "lifecycle/heartbeat.py",
         "_BEATS_PER_LEASE = 3",
         "_BEATS_PER_LEASE = 0.8",
-        seed=75,
+        seed=111,
     ),
     Mutant(
         "a finished step runs again",

@@ -141,7 +141,8 @@ class RowJudge(Judge):
             # That a message which waits was delivered is noted: its time, and nothing else.
             is_noted = before.lease_until and after == before._replace(version=after.version)
             return None if is_noted else "a failed record has changed without a claim"
-        if owner != event.actor:
+        is_found = after.state == "sent" and after.birth != before.birth
+        if is_found or owner != event.actor:
             return self._wrong_probe(event, before, after)
         return self._wrong_end(event, before, after)
 
@@ -162,7 +163,9 @@ class RowJudge(Judge):
         return (is_spent and by_policy != "hold") or by_policy == "dead_letter"
 
     def _wrong_probe(self, event: Event, before: StoredRow, after: StoredRow) -> str | None:
-        is_probed = self.promises.on_in_doubt == "probe" and after.state == "sent"
+        """Who is at work on it cannot write any more."""
+        is_found = after.state == "sent" and after.birth != before.birth
+        is_probed = is_found and self.promises.on_in_doubt == "probe"
         if is_probed and not is_held(before, event.at + NEAR_S):
             return None
         return "U2: another one's claim was written"
@@ -184,12 +187,10 @@ class RowJudge(Judge):
             return self._wrong_wait(event, after, after.lease_until)
         if after.state == "sent" and event.facts["waits"]:
             return "U4: completed although messages wait"
-        # Others know nothing of what waits to be tried again, nor does a probe, by whose word a
-        # claim is over; a consumer finds it there later.
-        is_probed = self._wrong_probe(event, before, after) is None
+        # Others know nothing of what waits to be tried again; a consumer finds it there later.
         is_done = after.state in ("sent", "handled") and event.actor.startswith("consumer")
         is_known = event.facts["due"] is not None and event.facts["key"] not in self._left
-        if is_done and not is_probed and is_known:
+        if is_done and is_known:
             return "done, and still waiting for a retry"
         return None
 

@@ -155,7 +155,10 @@ def leave_in_doubt(_: Ledger, __: Claim, clock: ManualClock) -> None:
     clock.advance(61)
 
 
-HAPPENED = {"policy": Policy(on_in_doubt=lambda message: "happened"), "finding": "happened"}
+HAPPENED: dict[str, Any] = {
+    "policy": Policy(on_in_doubt=lambda message: "happened"),
+    "finding": "happened",
+}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +184,25 @@ def test_copies(
     before(*[ledger, claim, clock][: 2 if before is Ledger.release else 3])
     outcomes = ledger.claim_many([claim.key] * 1_000, **asked)
     assert [type(outcome) for outcome in outcomes] == [first] + [others] * 999
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        Ledger.complete,
+        lambda ledger, claim: ledger.fail(claim, "no"),
+        lambda ledger, claim: ledger.extend(claim, "60s"),
+        Ledger.release,
+    ],
+)
+def test_a_worker_whose_effect_a_probe_has_found(
+    ledger: Ledger, claim: Claim, clock: ManualClock, end: Callable[[Ledger, Claim], object]
+) -> None:
+    """It lives on, and is told that nothing of what it stores is kept."""
+    leave_in_doubt(ledger, claim, clock)
+    assert isinstance(ledger.claim(claim.key, **HAPPENED), Duplicate)
+    with pytest.raises(FencedError):
+        end(ledger, claim)
 
 
 def test_copies_with_another_payload(ledger: Ledger, key: Key) -> None:

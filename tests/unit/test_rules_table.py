@@ -169,6 +169,8 @@ RESET_ANEW = (((BIRTH >> 24) + 183_251_937_967) << 24) + 5
 NOTE = {"by": "ann", "at": "1970-01-01T00:00:12+00:00", "why": "paid by hand"}
 FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE}, version=RESET_ANEW)
 """An operator lets it run again, and says so; whoever was at work on it is not any more."""
+FOUND = then(State.COMPLETED, lease_until=None, version=DRAWN)
+"""A probe says so: the worker that may live on has no claim any more."""
 TOLD_SO = then(
     State.COMPLETED,
     lease_until=None,
@@ -366,11 +368,11 @@ POLICIES: list[Row] = [
     (IN_DOUBT,  under(on_in_doubt="retry"),        12,  Granted,   AGAIN),
     (IN_DOUBT,  under(on_in_doubt="hold"),         12,  InDoubt,   SAME),
     (IN_DOUBT,  under(on_in_doubt="dead_letter"),  12,  Exhausted, {**GIVEN_UP, "metadata": OVER}),
-    (IN_DOUBT,  probed("happened"),                12,  Duplicate, then(SENT, lease_until=None)),
+    (IN_DOUBT,  probed("happened"),                12,  Duplicate, FOUND),
     (IN_DOUBT,  probed("not_happened"),            12,  Granted,   AGAIN),
     (IN_DOUBT,  probed("unknown"),                 12,  InDoubt,   SAME),
     (IN_DOUBT,  probed(None),                      12,  InDoubt,   SAME),
-    (IN_DOUBT,  about("happened", 3),              12,  Duplicate, then(SENT, lease_until=None)),
+    (IN_DOUBT,  about("happened", 3),              12,  Duplicate, FOUND),
     (IN_DOUBT,  about("happened", 2),              12,  InDoubt,   SAME),
     (IN_DOUBT,  about("not_happened", 2),          12,  InDoubt,   SAME),
     (HELD,      probed("happened"),                9,   Busy,      SAME),
@@ -492,7 +494,7 @@ COMPANIES: list[Row] = [
     (IN_DOUBT,  in_window(probed(None)),           12,  Suspect,   SAME),
     (IN_DOUBT,  alone(probed(None)),               12,  InDoubt,   SAME),
     (IN_DOUBT,  alone(probed("not_happened")),     12,  Granted,   ONCE_LEFT),
-    (IN_DOUBT,  alone(probed("happened")),         12,  Duplicate, then(SENT, lease_until=None)),
+    (IN_DOUBT,  alone(probed("happened")),         12,  Duplicate, FOUND),
     (IN_DOUBT,  in_window(HOLD),                   12,  InDoubt,   SAME),
     (IN_DOUBT,  alone(HOLD),                       12,  InDoubt,   SAME),
     (IN_DOUBT,  in_window(ASIDE),                  12,  Exhausted, {**GIVEN_UP, "metadata": OVER}),

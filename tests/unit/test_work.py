@@ -90,6 +90,24 @@ def test_step_twice_at_once(ledger: Ledger, key: Key) -> None:
     assert runs == [1]
 
 
+def test_steps_at_once(ledger: Ledger, key: Key) -> None:
+    """Steps of other names run at the same time; each is kept, and has its result."""
+    runs: list[str] = []
+
+    async def run(name: str) -> str:
+        runs.append(name)
+        return name
+
+    async def main() -> None:
+        async with claimed(ledger, key) as work:
+            for _ in range(2):
+                steps = (work.processing.step(name, run, name) for name in "abc")
+                assert await asyncio.gather(*steps) == ["a", "b", "c"]
+
+    asyncio.run(main())
+    assert sorted(runs) == ["a", "b", "c"]
+
+
 def test_sends_of_many_threads(ledger: Ledger, key: Key) -> None:
     """Threads of one handler may send at once; nothing is lost."""
     with claimed(ledger, key) as work:

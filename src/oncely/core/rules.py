@@ -402,7 +402,9 @@ def _after_probe(record: Record, ask: Acquire, now: float) -> Decision:
     # Since the probe was asked, another worker may have claimed the message and died as well.
     match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
-            change = completion(record.version)
+            # Another birth: a worker that lives on is told that what it has sent is not stored.
+            version = version_of(ask.token, record.version + 1)
+            change = completion(record.version).but(version)
             return Decision(Duplicate(change.to(record, now)), change)
         case "not_happened":
             return _grant_after_death(record, ask, now)

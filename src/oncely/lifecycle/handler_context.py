@@ -129,7 +129,12 @@ class ClaimContext:
         handler has ended.
         """
         if self._results is None:
-            self._results = dict(await self._ask(driver, driver.calls.steps, self.claim.key))
+            found = dict(await self._ask(driver, driver.calls.steps, self.claim.key))
+            with self._lock:
+                # Of steps that run at the same time the first to read decides: others would forget
+                # what it has kept since.
+                if self._results is None:
+                    self._results = found
         self._check("step")
         lifecycle = self._lifecycle
         if lifecycle is not None and not lifecycle.heartbeat.is_good(self.claim):
