@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from tests.conditions import wait_until
-from tests.meddling import MeddlingStore
+from tests.meddling import MeddlingStore, away
 from tests.records import granted, record_of
 from tests.unit.conftest import Deliver, Outage, Queue, Sql
 
@@ -25,12 +26,14 @@ from oncely.core.errors import (
     MismatchError,
     OncelyError,
     StoreError,
+    StoreUnavailable,
 )
 from oncely.core.message import Message
 from oncely.core.policy import Policy
 from oncely.core.record import Key, State
 from oncely.core.verdicts import Ack, DeadLetter, Delay
 from oncely.ledger.ledger import Ledger
+from oncely.ledger.mailbox import Mailbox
 from oncely.middleware.chain import CallNext
 from oncely.stores.memory_store import MemoryStore
 from oncely.testing import ManualClock
@@ -290,6 +293,50 @@ def test_not_begun_when_the_lease_may_be_over(queue: Queue, ledger: Ledger, outa
     assert ledger.find(Key("billing", "2")) is None
 
 
+def test_the_loop_goes_on_while_the_store_is_away(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many ends are to be stored; so whoever asks for its pulse does not restart it. What
+    has succeeded is stored, too, where the loop is interrupted before the store is back.
+    """
+    store, go_on, at, ended = MeddlingStore(MemoryStore()), Window.go_on, 0, list[str]()
+    all_begun = threading.Barrier(4, lambda: setattr(store, "meddle", away))
+
+    def let_rounds_pass() -> None:
+        until = at + 20
+        wait_until(lambda: at > until)
+
+    def handle(message: Message) -> None:
+        all_begun.wait()
+        wait_until(lambda: len(ended) == int(message.id))
+        let_rounds_pass()  # Each ends by itself.
+        ended.append(message.id)
+
+    def interrupt() -> None:
+        wait_until(lambda: len(ended) == 4)
+        let_rounds_pass()
+        interrupted.set()
+
+    interrupted = threading.Event()
+
+    def counted(window: Window[DeliveryTurn]) -> bool:
+        nonlocal at
+        at += 1
+        if interrupted.is_set():
+            store.meddle = lambda: None
+            raise KeyboardInterrupt
+        return go_on(window)
+
+    monkeypatch.setattr(Window, "go_on", counted)
+    queue.put(*map(str, range(4)))
+    with closing(Ledger(store)) as ledger:
+        consumer = Consumer(queue, "in").idempotent(ledger, "billing").concurrency(4)
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.consume(handle)
+        assert ledger.counts() == {("billing", State.COMPLETED): 4}
+
+
 # ---- What the store does not take --------------------------------------------------------------
 
 _REFUSES = (
@@ -317,6 +364,48 @@ def test_one_that_the_store_refuses(queue: Queue, sql: Sql, how: str, others: in
     # What was written to find that out is gone.
     expected = {("billing", State.COMPLETED): others} if others else {}
     assert sql.ledger.counts() == expected
+
+
+@pytest.mark.parametrize("how", ["plain", "transactions", "together"])
+@pytest.mark.parametrize("others", [0, 9])
+def test_one_that_the_store_cannot_keep(queue: Queue, sql: Sql, how: str, others: int) -> None:
+    """Not as a dead letter either: it is one of the broker's, and nothing is lost."""
+    with sql.engine.begin() as connection:
+        for table in ("processed_messages", "waiting_messages"):
+            refused = _REFUSES.replace(" no ", f" no_{table} ").replace("processed_messages", table)
+            connection.execute(text(refused.format("NEW.message_id = 'x'")))
+    ids = [str(number) for number in range(others)]
+    queue.put(*ids[:5], "x", *ids[5:])
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing")
+    if how != "plain":
+        consumer.transactional(sql.engine, together=how == "together")
+    report = consumer.consume(lambda *_: None, drain=True)
+    assert (report.handled, report.dead_lettered) == (others, 1)
+    assert [each.message.id for each in queue.receive("in.dead", 10, 0)] == ["x"]
+
+
+def test_an_outage_while_one_that_the_store_refuses_is_kept(
+    queue: Queue, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It and what is kept beside it are redelivered, and become dead letters then."""
+    with sql.engine.begin() as connection:
+        connection.execute(text(_REFUSES.format("NEW.message_id = 'x'")))
+    queue.put("y")
+    consumer = Consumer(queue, "in").idempotent(sql.ledger, "billing").concurrency(4)
+    consumer.consume(lambda _: None, drain=True)
+    queue.publish("in", [Message("x", b"{}"), Message("y", b"other content")])
+    keep, is_away = Mailbox.keep, [True]
+
+    def fails_once(*given: Any) -> Any:
+        if is_away:
+            is_away.clear()
+            raise StoreUnavailable("away for a moment")
+        return keep(*given)
+
+    monkeypatch.setattr(Mailbox, "keep", fails_once)
+    consumer.consume(lambda _: None, drain=True)
+    dead = sql.ledger.mailbox.dead(None, 10)
+    assert sorted(letter.key.message_id for letter in dead) == ["x", "y"]
 
 
 @pytest.mark.parametrize("count", [1, 10])

@@ -395,3 +395,20 @@ def test_a_handler_hangs(queue: Queue, live: Ledger, monkeypatch: pytest.MonkeyP
         consumer.stop()
         thread.join()
     assert [record.attempts for record in live.scan()] == [1, 1, 1]
+
+
+def test_a_retry_that_another_worker_keeps_while_the_broker_is_asked(
+    queue: Queue, ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that drains the queue handles it, too."""
+    is_drained = queue.is_drained
+
+    def crossed(name: str) -> bool:
+        monkeypatch.setattr(queue, "is_drained", is_drained)
+        queue.put("1")
+        assert one_round(consumer_of(queue, ledger), failing("1")).retried == 1
+        clock.advance(1)
+        return is_drained(name)
+
+    monkeypatch.setattr(queue, "is_drained", crossed)
+    assert consumer_of(queue, ledger).consume(lambda _: None, drain=True).handled == 1

@@ -164,5 +164,4 @@ class DeliverySink:
         """Whether the ledger has the message, waiting or as a dead letter."""
         if self._retries is None or turn.ending is None:
             return False
-        end, verdict, _ = turn.ending
-        return turn.waits or end in KEPT or isinstance(verdict, DeadLetter)
+        return turn.waits or turn.ending.end in KEPT

@@ -200,8 +200,14 @@ class DeliverySource:
             self._prepare(turn)
 
     def is_empty(self) -> bool:
-        if self._retries is not None and not self._retries.are_none():
-            return False
+        # Asked again after the broker: another worker may have kept a message in the ledger
+        # meanwhile, and acknowledged it.
+        return self._are_no_retries() and self._is_drained() and self._are_no_retries()
+
+    def _are_no_retries(self) -> bool:
+        return self._retries is None or self._retries.are_none()
+
+    def _is_drained(self) -> bool:
         try:
             return self._transport.is_drained(self._settings.queue)
         except TransportError as error:

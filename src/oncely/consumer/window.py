@@ -134,7 +134,7 @@ class Window(Generic[T]):
         if self._is_time_to_begin():
             self._begin()
             has_moved = True
-        if has_moved or self._answered:
+        if has_moved or (self._answered and not self._stores_most):
             self._rest_s = _SHORTEST_REST_S
             return True
         if self._under_way:
@@ -157,11 +157,13 @@ class Window(Generic[T]):
         left_s, until = grace_s, monotonic() + grace_s
         while self._under_way and left_s > 0:
             self._begin()
-            self._end(self.executor.collect(0.0 if self._answered else min(left_s, _IDLE_S)))
+            is_to_store = self._answered and not self._stores_most
+            self._end(self.executor.collect(0.0 if is_to_store else min(left_s, _IDLE_S)))
             left_s = until - monotonic()
         self._end(self.executor.collect(0.0))
         while self._batches:
             self._conclude()
+            self._end(())
         if self.sender is not None:
             self.sender.close(max(0.0, until - monotonic()))
 
@@ -171,7 +173,7 @@ class Window(Generic[T]):
         """
         self.executor.stop()
         if ended := [*self._answered, *self.executor.collect(0.0)]:
-            self._batches.append((self._storing.submit(self._store, ended), ended))
+            self._have_stored(ended)
         self._storing.shutdown()
         over = {turn for _, turns in self._batches for turn in turns}
         if self.lifecycle is not None:
@@ -315,19 +317,27 @@ class Window(Generic[T]):
         if turns:
             self._free_at = monotonic()
         self._answer(turns)
-        ended, self._answered = self._answered, []
-        if ended:
-            self.executor.learn(ended)
-            while len(self._batches) >= _MOST_STORING:
-                self._conclude()
-            future = self._storing.submit(self._store, ended)
-            self._batches.append((future, ended))
-            future.add_done_callback(self.executor.ring)
-        has_moved = bool(ended)
+        has_moved = False
         while self._batches and self._batches[0][0].done():
             self._conclude()
             has_moved = True
+        # Else they wait here: the loop goes on while the store is away, and if it ends they are
+        # stored by `close`.
+        if self._answered and not self._stores_most:
+            ended, self._answered = self._answered, []
+            self._have_stored(ended)
+            self.executor.learn(ended)
+            has_moved = True
         return has_moved
+
+    @property
+    def _stores_most(self) -> bool:
+        return len(self._batches) >= _MOST_STORING
+
+    def _have_stored(self, ended: Sequence[T]) -> None:
+        future = self._storing.submit(self._store, ended)
+        self._batches.append((future, ended))
+        future.add_done_callback(self.executor.ring)
 
     def _store(self, turns: Sequence[T]) -> Sequence[T]:
         """Store the ends of these, and the messages that did not run and must wait; acknowledge
@@ -338,8 +348,9 @@ class Window(Generic[T]):
             run_inline(lifecycle.store(lifecycle.sync_driver, turns))
             # Dead letters that were not stored with their end, and what waits.
             if kept := [turn for turn in turns if turn.waits or turn.is_dead_unheard]:
-                for turn in run_inline(lifecycle.put_aside(lifecycle.sync_driver, kept)):
-                    turn.waits = False
+                left = run_inline(lifecycle.put_aside(lifecycle.sync_driver, kept))
+                for turn in kept:
+                    turn.waits = turn not in left
         for turn in turns:
             ending = turn.ending or turn.ended(self.policy, is_stopping=self.stop.is_set())
             self.sink.count(turn, ending)

@@ -125,8 +125,8 @@ class Turn:
     deliveries: int = 1
     """How often the message was delivered: the attempts of one that is not tracked."""
     waits: bool = False
-    """Whether it does not run now, but waits in the ledger: behind another message of its order, or
-    for a worker that takes its type."""
+    """Whether it does not run now, but waits in the ledger: behind another message of its order,
+    for a worker that takes its type, or as a dead letter for people."""
     took_s: float = 0.0
     """Seconds that its handler, with the middleware, has run."""
 

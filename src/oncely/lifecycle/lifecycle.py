@@ -632,10 +632,11 @@ class Lifecycle:
         except StoreDenied:
             raise
         except StoreError as error:
-            if len(turns) > 1 and not isinstance(error, StoreUnavailable):
+            is_away = isinstance(error, StoreUnavailable)
+            if len(turns) > 1 and not is_away:
                 # The error may be of one of them: keeping each alone finds out which.
                 return [left for turn in turns for left in await self.put_aside(driver, [turn])]
-            if isinstance(turns[0].refusal, UnstorableMessage):
+            if not is_away and isinstance(turns[0].refusal, UnstorableMessage):
                 return turns  # Its broker has dead letters, too.
             _log.warning(
                 "%(count)s messages of '%(consumer)s' could not be stored for a retry, or as dead "
