@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
@@ -35,6 +35,12 @@ class Level(IntEnum):
     """A number for JSON."""
 
     LOW = 1
+
+
+class Size(StrEnum):
+    """A text for JSON, also as a key."""
+
+    LARGE = "large"
 
 
 class Line(NamedTuple):
@@ -90,6 +96,8 @@ WITH_TYPES: list[tuple[Any, Any]] = [
     (list[Receipt], [RECEIPT, RECEIPT]),
     (Sequence[Receipt], [RECEIPT]),
     (dict[str, Receipt], {"a": RECEIPT}),
+    (dict[Size, Receipt], {Size.LARGE: RECEIPT}),
+    (dict[Size | str, Receipt], {Size.LARGE: RECEIPT, "small": RECEIPT}),
     (tuple[date, Receipt], (DAY, RECEIPT)),
     (Annotated[Receipt, "a note"], RECEIPT),
     (Line, Line("tea", 2)),
@@ -104,6 +112,20 @@ KEPT: list[tuple[Any, Any, Any]] = [
     (None, (1, (2,)), [1, [2]]),
     (dict[str, Any], {"a": (1, 2)}, {"a": [1, 2]}),
 ]
+
+UNKEPT: Mapping[str, tuple[Any, Any]] = {
+    "object": (None, object()),
+    "set": (None, {1, 2}),
+    "dataclass": (None, RECEIPT),
+    "inner": (dict[str, Any], {"a": Color.RED}),
+    # JSON has text alone as keys.
+    "keys": (None, {1: "a", "1": "b"}),
+    "inner keys": (None, {"a": [({None: 1},)]}),
+    "keys of another type": (Receipt, {1: "a"}),
+    # They would be read as values of those types.
+    "like a date": (None, {"on": {"oncely:date": "2026-11-28"}}),
+    "like another type": (None, {"oncely:as_is": 1}),
+}
 
 
 def returning(value: Any, hint: Any) -> Callable[..., Any]:
@@ -205,8 +227,8 @@ def test_given_back_as_json(ledger: Ledger, hint: Any, value: Any, back: Any) ->
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize(
     ("hint", "value"),
-    [(None, object()), (None, {1, 2}), (None, RECEIPT), (dict[str, Any], {"a": Color.RED})],
-    ids=["object", "set", "dataclass", "inner"],
+    UNKEPT.values(),
+    ids=UNKEPT,
 )
 def test_that_cannot_be_kept(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, face: Face, hint: Any, value: Any
@@ -229,7 +251,13 @@ def test_that_cannot_be_kept(
     assert (record.is_handled, record.result) == (True, None)
 
 
-@pytest.mark.parametrize("hint", [socket.socket, set[int], list[socket.socket], complex | None])
+@pytest.mark.parametrize(
+    "hint",
+    [
+        *(socket.socket, set[int], list[socket.socket], complex | None),
+        *(dict[int, str], tuple[Mapping[Color, Receipt], ...]),
+    ],
+)
 @pytest.mark.parametrize("face", FACES)
 def test_types_that_cannot_be_kept(ledger: Ledger, face: Face, hint: Any) -> None:
     """They are refused before anything runs; where no result is kept they do not matter."""

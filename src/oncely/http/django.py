@@ -118,7 +118,7 @@ class DjangoIdempotencyKey:
             state.cause = request.META.get(_ERROR)
             if response.streaming:
                 state.why_passed = STREAMED
-                _pass_through(response, state, is_async=self._is_async)
+                await _pass_through(response, state, is_async=self._is_async)
             else:
                 own = answer_of(response)
             return own
@@ -165,15 +165,16 @@ def _uncompressed(request: DjangoRequest) -> Iterator[None]:
         vars(request).pop("headers", None)
 
 
-def _pass_through(response: Any, state: RequestState, *, is_async: bool) -> None:
+async def _pass_through(response: Any, state: RequestState, *, is_async: bool) -> None:
     """Let the request end with the response's stream, read in Django's way."""
     stream = StreamingHttpResponse(response.streaming_content)
     status = response.status_code
-    response.streaming_content = (
-        passed_chunks(aiter(stream), state, status)
-        if is_async
-        else PassedResponse(iter(stream), state, status)
-    )
+    if is_async:
+        chunks = passed_chunks(aiter(stream), state, status)
+        await anext(chunks)
+        response.streaming_content = chunks
+    else:
+        response.streaming_content = PassedResponse(iter(stream), state, status)
 
 
 def _response(answer: HttpAnswer) -> HttpResponse:

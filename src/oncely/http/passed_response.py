@@ -46,8 +46,11 @@ def _ended(chunks: Iterator[bytes], state: RequestState, status: int) -> Iterato
 async def passed_chunks(
     chunks: AsyncIterator[bytes], state: RequestState, status: int
 ) -> AsyncIterator[bytes]:
-    """As PassedResponse, for async chunks."""
+    """As PassedResponse, for async chunks, after an empty one: what was begun is closed also where
+    nobody reads it. Django's ASGI handler reads no further if a client disconnects.
+    """
     try:
+        yield b""
         async for chunk in chunks:
             yield chunk
     except BaseException as error:

@@ -1,5 +1,6 @@
 """RequestState: a request that runs once under its key, for the middleware and its handler."""
 
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -205,6 +206,9 @@ class RequestState(Work):
         """The response has passed through, or `error` has broken it off. It is logged where that
         cannot be stored: the client has its response already.
         """
+        if isinstance(error, GeneratorExit | CancelledError):
+            # Nobody reads on: the application has responded, and does not have its effect again.
+            error = None
         if error is None:
             try:
                 self._note(HttpAnswer(status))

@@ -1,5 +1,6 @@
 """WsgiIdempotencyKey: a WSGI middleware that runs a request once per idempotency key."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack
@@ -104,7 +105,6 @@ class _Taken:
         self._held = bytearray()
         self._chunks: Iterator[bytes] = iter(())
         self._close: Callable[[], object] = lambda: None
-        self._began = clock.monotonic()
 
     def start_response(
         self, line: str, fields: list[tuple[str, str]], exc_info: ExcInfo | None = None
@@ -134,11 +134,15 @@ class _Taken:
         self._chunks = iter(chunks)
         self._close = getattr(chunks, "close", self._close)
         is_whole = isinstance(chunks, Sized)
+        late_at = math.inf
         with ExitStack() as stack:
             stack.callback(self._close)
             for chunk in self._chunks:
                 self._held += chunk
-                is_late = clock.monotonic() > self._began + HELD_S
+                now = clock.monotonic()
+                is_late = now > late_at
+                # The application's own time, before its first chunk, does not count.
+                late_at = min(late_at, now + HELD_S)
                 self._state.why_passed = self._state.reason_to_pass(
                     len(self._held), self._fields, is_whole=is_whole, is_late=is_late
                 )
@@ -149,9 +153,15 @@ class _Taken:
 
     def passed(self, start_response: StartResponse, stack: ExitStack) -> PassedResponse:
         """The chunks of a response that passes through; `stack` is closed after them."""
-        start_response(self.line, self._fields)
         stack.callback(self._close)
-        return PassedResponse(self._passing(), self._state, self.status, stack.close)
+        try:
+            start_response(self.line, self._fields)
+            return PassedResponse(self._passing(), self._state, self.status, stack.close)
+        except BaseException as error:
+            # The server has no response that it would close.
+            with stack:
+                run_inline(self._state.passed(500, error))
+            raise
 
     def _passing(self) -> Iterator[bytes]:
         # What the application writes is passed on before the chunk that follows it.

@@ -148,14 +148,16 @@ class ByType:
             text = _encode(value)
         except TypeError:
             text = json.dumps(value, allow_nan=False, default=partial(_shown, typed))
-        if self._read is _same and not typed:
-            return text
-        with suppress(Exception):
-            if self.loads(text) == value:
-                return text
+        if self._read is not _same or typed:
+            with suppress(Exception):
+                if self.loads(text) == value:
+                    return text
         if typed:
             kind = type(typed[0]).__qualname__
             raise TypeError(f"a {kind} comes back only where the annotation names it")
+        _check_names(value)
+        if self._read is _same:
+            return text
         # JSON of another type than was annotated, and the tuple that comes back as a list.
         return f'{{"{_AS_IS}": {text}}}'
 
@@ -180,6 +182,22 @@ def _shown(typed: list[Any], value: Any) -> Any:
     if hasattr(type(value), "model_validate"):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     raise TypeError(f"{type(value).__qualname__} has no JSON form")
+
+
+def _check_names(value: Any) -> None:
+    """Raises TypeError for a dict in JSON's own types that would come back as another value."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            for name in each:
+                if not isinstance(name, str):
+                    raise TypeError(f"{name!r} is a key, and JSON has only text as keys")
+            if len(each) == 1 and (name in _TEXTS or name == _AS_IS):
+                raise TypeError(f"{name!r} as the only key is oncely's own")
+            left += each.values()
+        elif isinstance(each, list | tuple):
+            left += each
 
 
 def _untagged(names: dict[str, Any]) -> Any:
@@ -229,13 +247,20 @@ def _reader_of_many(kind: type, arguments: Sequence[Any]) -> Callable[[Any], Any
             return tuple(read(each) for read, each in zip(readers, value, strict=True))
 
         return tuple_of
+    if issubclass(kind, Mapping) and arguments and not _is_text(arguments[0]):
+        raise TypeError(f"{kind.__qualname__} has no JSON form with keys that are not text")
     if all(read is _same for read in inner) and (isabstract(kind) or issubclass(kind, _PLAIN)):
         return _same
     if issubclass(kind, Mapping):
-        return lambda value: {name: inner[-1](each) for name, each in value.items()}
+        return lambda value: {inner[0](name): inner[-1](each) for name, each in value.items()}
     if isabstract(kind) or issubclass(kind, list):
         return lambda value: [inner[0](each) for each in value]
     raise TypeError(f"{kind.__qualname__} has no JSON form")
+
+
+def _is_text(hint: Any) -> bool:
+    """Whether keys of this type may be text; those of a union are looked at when there are some."""
+    return not isinstance(hint, type) or hint in (Any, object) or issubclass(hint, str)
 
 
 def _first_of(readers: Sequence[Callable[[Any], Any]], value: Any) -> Any:

@@ -247,14 +247,30 @@ def test_the_loop_is_not_held(ledger: Ledger) -> None:
     assert [asked().status, asked().is_replayed] == [200, True]
 
 
-def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
-    """Under ASGI Django stops a request whose client has gone; here it is done all the same."""
+@pytest.mark.parametrize(
+    ("leaves_in", "is_streamed", "status"),
+    [("view", False, 200), ("view", True, 409), ("stream", True, 409)],
+)
+def test_a_client_that_goes_away_does_not_stop_a_view(
+    ledger: Ledger, leaves_in: str, is_streamed: bool, status: int
+) -> None:
+    """Under ASGI Django stops a request whose client has gone; here it is done all the same, and
+    does not run again where its stream was not read, or not to its end.
+    """
     at: dict[str, Any] = {}
+    calls = []
 
     async def view(request: Any) -> Any:
+        calls.append(1)
+        if leaves_in == "view":
+            at["begun"].set()
+            await at["gone"].wait()
+        return StreamingHttpResponse(pieces()) if is_streamed else HttpResponse(b"done")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a"
         at["begun"].set()
         await at["gone"].wait()
-        return HttpResponse(b"done")
 
     oncely = {"ledger": ledger, "consumer": "api"}
 
@@ -269,7 +285,7 @@ def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
             return {"type": "http.disconnect"}
 
         async def send(event: Any) -> None:
-            raise AssertionError("nobody is there")
+            assert leaves_in == "stream", "nobody is there"
 
         scope = asgi_scope("POST", "/orders", "", [("Idempotency-Key", '"k"')])
         await handler(scope, receive, send)
@@ -279,4 +295,4 @@ def test_a_client_that_goes_away_does_not_stop_a_view(ledger: Ledger) -> None:
     with django_settings(view, ONCELY=oncely):
         handler: Any = ASGIHandler()
         asyncio.run(asked())
-    assert async_client(view, oncely)().body == b"done"
+    assert [async_client(view, oncely)().status, calls] == [status, [1]]

@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from tests.http.drivers import (
     wsgi_reply,
 )
 
+from oncely.core.errors import MessageError
+from oncely.core.message import current
 from oncely.core.record import State
 from oncely.http import WsgiIdempotencyKey
+from oncely.http.answers import HELD_S
 from oncely.ledger.ledger import Ledger
 
 App = Callable[[Any, Any], Iterable[bytes]]
@@ -236,3 +240,58 @@ def test_a_generator_is_closed_once(site: Callable[..., Site]) -> None:
 
         assert site(app)(f'"{len(fields)}"').body == b"ab"
     assert closed == ["closed", "closed"]
+
+
+@pytest.mark.parametrize("error", [AssertionError("hop-by-hop"), SystemExit(3)])
+def test_a_server_that_refuses_a_stream_ends_its_request(
+    ledger: Ledger, error: BaseException
+) -> None:
+    """Nobody reads or closes it then: it has failed, and nothing of it stays open."""
+    closed = []
+
+    class Chunks:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"a"])
+
+        def close(self) -> None:
+            closed.append("chunks")
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        inputs.append(environ["wsgi.input"])
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        return Chunks()
+
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    inputs: list[Any] = []
+    environ = wsgi_environ("POST", "/", "", [("Idempotency-Key", '"k"')], b"{}")
+    with pytest.raises(type(error)):
+        WsgiIdempotencyKey(app, ledger, consumer="api")(environ, refuse)
+    assert [states(ledger), closed, inputs[0].closed] == [[State.FAILED], ["chunks"], True]
+    with pytest.raises(MessageError):
+        current()
+
+
+def test_a_slow_application_is_not_a_stream(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is held back a second from its first chunk on: what came before does not count."""
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        take_s(5)
+        start_response("200 OK", [])
+        yield b"one "
+        take_s(late_s)
+        yield b"two"
+
+    now = 0.0
+
+    def take_s(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("oncely.http.wsgi.clock", SimpleNamespace(monotonic=lambda: now))
+    for late_s, is_replayed in ((HELD_S, True), (HELD_S + 0.1, False)):
+        key = f'"{late_s}"'
+        assert [site(app)(key).body, site(app)(key).is_replayed] == [b"one two", is_replayed]
