@@ -469,6 +469,24 @@ def test_refused_for_content(broker: Broker, setting: str, value: str, refused: 
     assert {*ids_of(broker.received(transport, 19))} == {str(n) for n in range(20)} - {"7"}
 
 
+@pytest.mark.parametrize("limit", ["messages=2", "kbytes=1"])
+def test_full_buffer(broker: Broker, limit: str) -> None:
+    """What does not fit into librdkafka's buffer waits there for room; a message that never fits is
+    refused.
+    """
+    transport = broker.open(f"queue.buffering.max.{limit}")
+    transport.publish(broker.queue, [Message(str(n), b"x" * 400) for n in range(20)])
+    larger = [Message("20"), Message("21", b"x" * 2_000), Message("22")]
+    if "kbytes" in limit:
+        with pytest.raises(PublishRefused, match=r"message 1: .* too large") as raised:
+            transport.publish(broker.queue, larger)
+        assert [*raised.value.refused] == [1]
+    else:
+        transport.publish(broker.queue, larger)
+    count = 22 if "kbytes" in limit else 23
+    assert len({*ids_of(broker.received(transport, count))}) == count
+
+
 def test_deleted_topic(broker: Broker) -> None:
     """A topic that is deleted is created again for who publishes again."""
     transport = broker.open("message.timeout.ms=2000")

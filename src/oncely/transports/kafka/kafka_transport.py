@@ -176,10 +176,16 @@ class KafkaTransport:
             def report(error: KafkaError | None, _: object, index: int = index) -> None:
                 reports[index] = error
 
-            try:
-                producer.produce(topic, value, key, headers=[*headers], on_delivery=report)
-            except KafkaException as error:
-                reports[index] = error.args[0]
+            while True:
+                try:
+                    producer.produce(topic, value, key, headers=[*headers], on_delivery=report)
+                except BufferError:
+                    # It is full until some of what it holds is reported.
+                    producer.poll(_LOOK_S)
+                    continue
+                except KafkaException as error:
+                    reports[index] = error.args[0]
+                break
         # Each record is reported at the latest when the time for it is over. The reports of one
         # thread may be taken by another.
         while len(reports) < len(records):
