@@ -116,8 +116,8 @@ def test_what_an_encoding_lacks(postgresql: str, psql: Psycopg) -> None:
     """A message with letters that the database lacks becomes a dead letter, with its id, its body
     and the database's words; no other one waits for it.
     """
-    psql.execute("CREATE DATABASE latin ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
-    url = make_url(postgresql).set(database="latin").render_as_string(hide_password=False)
+    psql.execute("CREATE DATABASE bridged ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
+    url = make_url(postgresql).set(database="bridged").render_as_string(hide_password=False)
     foreign = Message("☃", b"\xff", "счёт", {"ü": "☃"}, "☃", None, "☃/☃", key="☃")
     messages = [Message("a"), Message("é"), foreign, Message("b", key="☃"), Message("c")]
     try:
@@ -134,7 +134,7 @@ def test_what_an_encoding_lacks(postgresql: str, psql: Psycopg) -> None:
         assert (letter.body, letter.headers["ü"]) == (b"\xff", "☃")
         assert (letter.source, letter.key) == (r"\u2603", r"\u2603")
     finally:
-        psql.execute("DROP DATABASE latin WITH (FORCE)")
+        psql.execute("DROP DATABASE bridged WITH (FORCE)")
 
 
 def test_what_no_ledger_holds(mysql_ledger_url: str) -> None:
