@@ -32,6 +32,7 @@ from oncely.core.waiting import WaitingMessage, queue_named
 from oncely.ledger.ledger import Ledger, checked_ledger
 from oncely.ledger.mailbox import LedgerMailbox
 from oncely.sources import Source, without_id
+from oncely.stores.refusing import refused_of
 
 _log = EventLog(__name__)
 
@@ -158,26 +159,14 @@ def _keep(mailbox: LedgerMailbox, queue: str, messages: Sequence[Message]) -> No
     if it refuses that, too; then the others are there.
     """
 
-    def refusal(batch: Sequence[Message]) -> StoreError | None:
-        try:
-            mailbox.keep(WaitingMessage.queued(queue, batch))
-        except StoreError as error:
-            if type(error) is not StoreError:
-                raise
-            return error
-        return None
+    def put(batch: Sequence[Message]) -> None:
+        mailbox.keep(WaitingMessage.queued(queue, batch))
 
     storable = [_storable(each) for each in messages]
-    if refusal(storable) is None:
-        return
-    # The error may be of one of them: keeping each alone finds out which.
-    errors = [
-        last
-        for each in storable
-        if (error := refusal([each])) and (last := refusal([_escaped(each, error)]))
-    ]
-    if errors:
-        raise errors[0]
+    refused = refused_of(put, storable)
+    escaped = [_escaped(storable[index], error) for index, error in refused.items()]
+    if errors := refused_of(put, escaped):
+        raise next(iter(errors.values()))
 
 
 def _storable(message: Message) -> Message:
