@@ -6,7 +6,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,18 @@ from oncely.core.errors import (
     ConfigError,
     ContentionError,
     MessageError,
+    StoreError,
     StoreUnavailable,
     TransportError,
     describe,
+    reason_of,
 )
 from oncely.core.message import Message, check_message
 from oncely.core.waiting import WaitingMessage, queue_named
 from oncely.ledger.ledger import Ledger, checked_ledger
+from oncely.ledger.mailbox import LedgerMailbox
 from oncely.sources import Source, without_id
+from oncely.stores.refusing import refused_of
 
 _log = EventLog(__name__)
 
@@ -71,11 +75,13 @@ def bridge(
     A batch is acknowledged when it is committed or, in a folder, on the disk, each batch as one
     file of JSON lines. If the process dies between the two, the batch is received and stored again:
     the ledger of whoever handles the messages knows their ids. Messages that cannot be read, and
-    those without an id, are moved, too.
+    those without an id, are moved, too; so is one that the ledger refuses, such as for a letter
+    that its database lacks: without an id, and with the reason.
 
     If the broker or the ledger goes away, or the disk is full, the bridge tries again. Raises
-    TransportError or StoreError if that is so at the start, StoreError for a batch that the ledger
-    refuses, and ConfigError for settings that make no sense.
+    TransportError or StoreError if that is so at the start, StoreError for a message that the
+    ledger refuses even so, when the others of its batch are stored, and ConfigError for settings
+    that make no sense.
     """
     if (ledger is None) is (files is None):
         raise ConfigError("bridge: name one place for the messages: a ledger, or files=FOLDER")
@@ -145,10 +151,22 @@ def _into_queue(ledger: Ledger | None, queue: str) -> Store:
     # If it is away, or has no tables, that is reported before any message is taken.
     ledger.mailbox.free_in_s(inner)
 
-    def store(messages: Sequence[Message]) -> None:
-        ledger.mailbox.keep(WaitingMessage.queued(queue, [_storable(each) for each in messages]))
+    return partial(_keep, ledger.mailbox, queue)
 
-    return store
+
+def _keep(mailbox: LedgerMailbox, queue: str, messages: Sequence[Message]) -> None:
+    """Put messages into the queue: one that the ledger refuses, without an id. Raises StoreError
+    if it refuses that, too; then the others are there.
+    """
+
+    def put(batch: Sequence[Message]) -> None:
+        mailbox.keep(WaitingMessage.queued(queue, batch))
+
+    storable = [_storable(each) for each in messages]
+    refused = refused_of(put, storable)
+    escaped = [_escaped(storable[index], error) for index, error in refused.items()]
+    if errors := refused_of(put, escaped):
+        raise next(iter(errors.values()))
 
 
 def _storable(message: Message) -> Message:
@@ -156,6 +174,22 @@ def _storable(message: Message) -> Message:
         return check_message(message, needs_id=False)
     except MessageError as error:
         return without_id(message, str(error))
+
+
+def _escaped(message: Message, refusal: StoreError) -> Message:
+    """A message without an id, as a database of any encoding can hold it: its headers are JSON."""
+    bare = without_id(message, reason_of(refusal))
+    return replace(
+        bare,
+        type=_ascii(bare.type),
+        source=_ascii(bare.source),
+        content_type=_ascii(bare.content_type),
+        key=bare.key and _ascii(bare.key),
+    )
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 # ---- Into files ----------------------------------------------------------------------------------

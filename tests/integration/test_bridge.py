@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
+from tests.integration.drivers import Psycopg
 
 from oncely import (
     BridgeReport,
@@ -108,6 +110,43 @@ def test_messages_stay_as_they_are(ledger_url: str, tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"type": None, "headers": {}, "source": None, "time": None}
     assert second == {"id": "b", "body": "é", "key": None, **nothing}
     assert [line["id"] or "" for line in others] == [each.id for each in UNUSABLE.values()]
+
+
+def test_what_an_encoding_lacks(postgresql: str, psql: Psycopg) -> None:
+    """A message with letters that the database lacks becomes a dead letter, with its id, its body
+    and the database's words; no other one waits for it.
+    """
+    psql.execute("CREATE DATABASE bridged ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")
+    url = make_url(postgresql).set(database="bridged").render_as_string(hide_password=False)
+    foreign = Message("☃", b"\xff", "счёт", {"ü": "☃"}, "☃", None, "☃/☃", key="☃")
+    messages = [Message("a"), Message("é"), foreign, Message("b", key="☃"), Message("c")]
+    try:
+        with closing(open_ledger(url)) as ledger:
+            ledger.migrate()
+            source = OwnSource(messages)
+            assert bridge(source, ledger, drain=True) == BridgeReport(5)
+            assert len(source.acknowledged) == 5
+            assert [message.id for message in handled(url)] == ["a", "é", "c"]
+            letters = {each.message.headers["oncely-id"]: each.message for each in ledger.dead()}
+        assert letters.keys() == {"☃", "b"}
+        assert "LATIN1" in letters["b"].headers["oncely-reason"]
+        letter = letters["☃"]
+        assert (letter.body, letter.headers["ü"]) == (b"\xff", "☃")
+        assert (letter.source, letter.key) == (r"\u2603", r"\u2603")
+    finally:
+        psql.execute("DROP DATABASE bridged WITH (FORCE)")
+
+
+def test_what_no_ledger_holds(mysql_ledger_url: str) -> None:
+    """A body for which the server has no room ends the bridge when all others are stored; nothing
+    is acknowledged.
+    """
+    source = OwnSource([Message("a"), Message("b", b"x" * 13_000_000), Message("c")])
+    with closing(open_ledger(mysql_ledger_url)) as ledger:
+        with pytest.raises(StoreError, match="raise max_allowed_packet"):
+            bridge(source, ledger, drain=True)
+        assert not source.acknowledged
+        assert [message.id for message in handled(mysql_ledger_url)] == ["a", "c"]
 
 
 def test_what_is_away_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,13 +9,20 @@ from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
+from time import monotonic
 from typing import Any
 
 import confluent_kafka
 import pytest
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from prometheus_client import CollectorRegistry
 from tests.conditions import LIMIT_S, wait_until
 from tests.conformance.test_transports import BrokersClock
@@ -386,6 +393,60 @@ def test_groups(broker: Broker) -> None:
     assert not one.is_drained(broker.queue)
 
 
+# ---- Dead letters ------------------------------------------------------------------------------
+
+
+def test_refused_dead_letter(broker: Broker) -> None:
+    """A dead letter that its topic does not take is delivered again; what else was acknowledged is
+    done.
+    """
+    transport, topic = broker.open(), f"{broker.queue}.dead"
+    create_topic(broker.settings["bootstrap.servers"], topic, 1, **{"max.message.bytes": "1000"})
+    transport.publish(broker.queue, [Message("1"), Message("2", b"x" * 2_000), Message("3")])
+    rejected, larger, done = broker.received(transport, 3)
+    with pytest.raises(TransportError, match=r"^dead letters: .* too large"):
+        transport.acknowledge([(rejected, Reject("no")), (larger, Reject("no")), (done, Ack())])
+
+    def is_taken() -> bool:
+        [again] = broker.received(transport, 1)
+        with suppress(TransportError):
+            transport.acknowledge([(again, Reject("no"))])
+            return True
+        return False
+
+    assert not is_taken()
+    assert not transport.is_drained(broker.queue)
+    wider = ConfigEntry("max.message.bytes", "9000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[wider])
+    client = AdminClient(broker.settings)
+    [altered] = client.incremental_alter_configs([resource]).values()
+    altered.result(LIMIT_S)
+    wait_until(is_taken)
+    assert transport.is_drained(broker.queue)
+    letters = received(transport, 2, queue=topic)
+    assert ids_of(letters) == ["1", "2"]
+    assert nothing_comes(transport, queue=topic)
+
+
+def test_no_topic_for_dead_letters(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """Where no topic can have their name, a consumer says so, goes on, and takes no whole core."""
+    broker.queue = f"{broker.queue}-".ljust(249, "x")
+    broker.create()
+    broker.produce({"value": b"1", "headers": {"message-id": b"\xff"}})
+    broker.open().publish(broker.queue, [Message("2")])
+    handled, consumer = Event(), Consumer(broker.url, broker.queue)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(consumer.consume, lambda _: handled.set())
+        wait_until(lambda: running.done() or events_in(caplog).count("rejected") > 1)
+        assert handled.is_set()
+        begun, before = monotonic(), events_in(caplog).count("rejected")
+        wait_until(lambda: monotonic() > begun + 2)
+        consumer.stop()
+        running.result(LIMIT_S)
+    assert 1 <= events_in(caplog).count("rejected") - before <= 4
+    assert "acknowledging_failed" in events_in(caplog)
+
+
 # ---- Publishing --------------------------------------------------------------------------------
 
 
@@ -406,6 +467,24 @@ def test_refused_for_content(broker: Broker, setting: str, value: str, refused: 
         transport.publish(broker.queue, messages)
     assert [*raised.value.refused] == [7]
     assert {*ids_of(broker.received(transport, 19))} == {str(n) for n in range(20)} - {"7"}
+
+
+@pytest.mark.parametrize("limit", ["messages=2", "kbytes=1"])
+def test_full_buffer(broker: Broker, limit: str) -> None:
+    """What does not fit into librdkafka's buffer waits there for room; a message that never fits is
+    refused.
+    """
+    transport = broker.open(f"queue.buffering.max.{limit}")
+    transport.publish(broker.queue, [Message(str(n), b"x" * 400) for n in range(20)])
+    larger = [Message("20"), Message("21", b"x" * 2_000), Message("22")]
+    if "kbytes" in limit:
+        with pytest.raises(PublishRefused, match=r"message 1: .* too large") as raised:
+            transport.publish(broker.queue, larger)
+        assert [*raised.value.refused] == [1]
+    else:
+        transport.publish(broker.queue, larger)
+    count = 22 if "kbytes" in limit else 23
+    assert len({*ids_of(broker.received(transport, count))}) == count
 
 
 def test_deleted_topic(broker: Broker) -> None:

@@ -12,6 +12,7 @@ from tests.conditions import LIMIT_S, wait_until
 
 from oncely import Consumer, Ledger, Message, at_least_once, open_ledger, open_transport
 from oncely.core.control import Unrecoverable
+from oncely.core.errors import PublishRefused, TransportError
 from oncely.core.verdicts import Ack, Acknowledgement
 from oncely.core.waiting import queue_named
 from oncely.stores import notifications
@@ -110,6 +111,30 @@ def test_gone_with_the_transaction(ledger: Ledger, unsettling: Transport, engine
     consumer = Consumer(unsettling, _QUEUE).idempotent(ledger, "shop").transactional(engine)
     assert consumer.consume(handler, drain=True).handled == 5
     assert [message_id for message_id, _ in seen] == [str(n) for n in range(5)]
+
+
+def test_refused_by_the_database(tmp_path: Path) -> None:
+    """A message that the database refuses does not hold up those that are published with it."""
+    database = f"sqlite:///{tmp_path / 'queue.db'}"
+    messages = [Message("a"), Message("b", type="wrong"), Message("c")]
+    with closing(open_transport(database)) as transport:
+        for queue in ("one", "two"):
+            transport.subscribe(queue, ["wrong", "right"])
+        with closing(create_engine(database).raw_connection()) as connection:
+            connection.cursor().execute(
+                "CREATE TRIGGER refuses BEFORE INSERT ON waiting_messages WHEN NEW.type = 'wrong' "
+                "BEGIN SELECT RAISE(ABORT, 'it lacks a letter'); END"
+            )
+        for destination in ("one", "events:right"):
+            with pytest.raises(PublishRefused, match=r"message 1: .* it lacks a letter"):
+                transport.publish(destination, messages)
+        # It may be the fault of the database, too.
+        with pytest.raises(TransportError) as raised:
+            transport.publish("one", messages[1:2])
+        assert not isinstance(raised.value, PublishRefused)
+        for queue, count in {"one": 4, "two": 2}.items():
+            ids = [each.message.id for each in transport.receive(queue, 10, 0)]
+            assert ids == ["a", "c"] * (count // 2)
 
 
 def test_ledger_elsewhere(url: str, tmp_path: Path) -> None:

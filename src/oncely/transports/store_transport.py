@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oncely._util.clock import monotonic
@@ -25,6 +26,7 @@ from oncely.core.message import Message
 from oncely.core.verdicts import Ack, Acknowledgement, Reject, Requeue
 from oncely.core.waiting import QueuedRow, WaitingMessage, name_of, queue_named
 from oncely.stores.memory_store import MemoryStore
+from oncely.stores.refusing import refused_of
 from oncely.stores.store import PutBack, Transaction
 from oncely.transports.transport import (
     Delivery,
@@ -180,19 +182,26 @@ class StoreTransport:
             if queues:
                 limit = self._limits.max_bytes
                 fit, refused = contents_of(messages, target, limit, lambda message: message)
-                taken = [*fit.values()]
-                if taken and len(queues) == 1:
-                    self._store.put(queues[0], taken)
-                elif taken:
-                    # Into all queues, or none.
-                    rows = [row for name in queues for row in WaitingMessage.queued(name, taken)]
-                    self._store.transaction(lambda transaction: transaction.keep(rows))
+                errors = refused_of(partial(self._put, queues), [*fit.values()])
+                if errors and len(errors) == len(fit):
+                    # It may be a fault of the database.
+                    raise errors[0]
+                indexes = [*fit]
+                refused |= {indexes[n]: str(error) for n, error in errors.items()}
             else:
                 is_exchange = isinstance(target, ExchangeNamed)
                 no = "there are no exchanges here" if is_exchange else "no queue takes it"
                 refused = dict.fromkeys(range(len(messages)), f"{destination!r}: {no}")
         if refused:
-            raise PublishRefused(refused)
+            raise PublishRefused(dict(sorted(refused.items())))
+
+    def _put(self, queues: Sequence[str], messages: Sequence[Message]) -> None:
+        if messages and len(queues) == 1:
+            self._store.put(queues[0], messages)
+        elif messages:
+            # Into all queues, or none.
+            rows = [row for name in queues for row in WaitingMessage.queued(name, messages)]
+            self._store.transaction(lambda transaction: transaction.keep(rows))
 
     def subscribe(self, queue: str, types: Sequence[str], *, alone: bool = False) -> None:  # noqa: ARG002 - what is held has its own time here.
         with self._calling():

@@ -1,9 +1,11 @@
 """A Kafka cluster as a Transport: topics, publishing, and an intake for each queue."""
 
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as Place
@@ -15,7 +17,7 @@ from oncely._util.forking import afresh_in_children
 from oncely.core.destination import EventsOf, ExchangeNamed, QueueNamed, destination_of, takes
 from oncely.core.errors import ConfigError, PublishRefused, TransportError
 from oncely.core.message import Message
-from oncely.core.verdicts import Acknowledgement, Reject
+from oncely.core.verdicts import Acknowledgement, Reject, Requeue
 from oncely.transports.kafka.intake import Intake, Tag
 from oncely.transports.kafka.records import Record, published_again, record_of
 from oncely.transports.kafka.url_options import KafkaSettings
@@ -31,6 +33,8 @@ from oncely.transports.transport import (
 _LOOK_S = 0.1
 _ASK_S = 5.0
 """How long to wait until a broker answers what it knows by heart."""
+_PAUSE_S = 1.0
+"""The pause after dead letters that could not be published: they are received again at once."""
 _REFUSED = (
     *(KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION),
     *(KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE),
@@ -108,16 +112,19 @@ class KafkaTransport:
             intake, told = intakes[queue], by_queue[queue]
             letters = intake.held(tag for tag in told if isinstance(told[tag], Reject))
             records = {index: published_again(tag.record) for index, tag in enumerate(letters)}
+            left: Mapping[int, Any] = records
             try:
                 # Before their offsets are passed.
-                if refused := self._publish(dead_of(queue), records, create=True):
-                    raise PublishRefused(refused)
+                if left := self._publish(dead_of(queue), records, create=True):
+                    raise PublishRefused(left)
             except (TransportError, ConfigError) as error:
-                # The others may still be acknowledged.
-                failed, told = error, {tag: told[tag] for tag in told if tag not in letters}
+                # Kafka does not deliver them again. The others may still be acknowledged.
+                failed = error
+                told |= {letters[index]: Requeue() for index in left}
             late -= intake.acknowledge(told)
         if failed is not None:
-            raise failed
+            time.sleep(_PAUSE_S)
+            raise TransportError(f"dead letters: {failed}") from failed
         if late:
             log_late(late)
 
@@ -169,10 +176,16 @@ class KafkaTransport:
             def report(error: KafkaError | None, _: object, index: int = index) -> None:
                 reports[index] = error
 
-            try:
-                producer.produce(topic, value, key, headers=[*headers], on_delivery=report)
-            except KafkaException as error:
-                reports[index] = error.args[0]
+            while True:
+                try:
+                    producer.produce(topic, value, key, headers=[*headers], on_delivery=report)
+                except BufferError:
+                    # It is full until some of what it holds is reported.
+                    producer.poll(_LOOK_S)
+                    continue
+                except KafkaException as error:
+                    reports[index] = error.args[0]
+                break
         # Each record is reported at the latest when the time for it is over. The reports of one
         # thread may be taken by another.
         while len(reports) < len(records):

@@ -91,4 +91,8 @@ def read_options(address: str, options: str) -> KafkaSettings:
         ours = f"; besides librdkafka's settings there are {', '.join(_KNOWN)}"
         raise ConfigError(f"transport: {error.args[0].str()}{ours}") from error
     settings.client["bootstrap.servers"] = brokers
+    # librdkafka refuses what would wait for ever for room in its buffer.
+    names = "queue.buffering.max.kbytes", "message.max.bytes"
+    room, most = (whole(str(settings.client[name]), name) for name in names)
+    settings.client["message.max.bytes"] = min(most, room << 10)
     return settings
