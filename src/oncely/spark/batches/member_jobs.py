@@ -196,6 +196,9 @@ class ClaimTask(ChunkTask):
         self._reads = COLUMNS_OF_ROWS if options.mode == "rows" else (*COLUMN_TYPES,)
         # The handler and the probe are called by the program, for a batch.
         options, channel = replace(options, named={}), TaskChannel(None, "")
+        if options.mode == "rows":
+            # The table is asked about batches alone: a row that is in doubt may be in it.
+            options = replace(options, policy=replace(options.policy, on_in_doubt="hold"))
         super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.
