@@ -9,9 +9,10 @@ from tests.records import record_of
 from tests.spark.conftest import drain
 from tests.turns import in_turn
 
-from oncely import ConfigError, Key, Ledger, State
+from oncely import ConfigError, Key, Ledger, State, StoreUnavailable
 from oncely._util.crash_points import watched_by
 from oncely.spark import Report, foreach_batch, process
+from oncely.spark.batches.staging import StagingFolder
 
 HERE = Path(__file__).parent
 
@@ -234,6 +235,52 @@ def test_such_an_error_of_a_batch_that_was_taken_up(
     shop.error = None
     assert process(frame("d"), **settings).handled == 1
     assert sorted(map(sorted, shop.given)) == [["a", "b"], ["c"], ["d"]]
+
+
+@pytest.mark.in_turn("batches")
+def test_an_outage_after_the_claim_of_a_batch(
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The batch is let go: the next call takes it up, though this process has claimed it."""
+    settings |= {"handler_batch": shop, "lease": "8s"}
+    shop.error = ValueError("the target is away")
+    process(frame("a", "b"), **settings)
+    shop.error = None
+
+    def away(*_: Any) -> None:
+        raise StoreUnavailable("away for a moment")
+
+    with monkeypatch.context() as patched, pytest.raises(StoreUnavailable):
+        patched.setattr(Ledger, "steps", away)
+        process(frame("c"), **settings)
+    assert process(frame("c"), **settings).handled == 3
+    assert states(ledger) == {State.COMPLETED: 3}
+
+
+@pytest.mark.in_turn("batches")
+def test_two_programs_end_one_batch(
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one may remove the folder before this one has read the report of its job."""
+    told_by = StagingFolder.told
+
+    def removed(staging: StagingFolder, name: str) -> Any:
+        told = told_by(staging, name)
+        if not told["files"]:
+            staging.remove()
+        return told_by(staging, name)
+
+    monkeypatch.setattr(StagingFolder, "told", removed)
+    assert process(frame("a", "b"), handler_batch=shop, **settings).handled == 2
+    assert states(ledger, "tests/batches") == {State.COMPLETED: 1}
 
 
 @pytest.mark.in_turn("batches")

@@ -237,10 +237,9 @@ class Batches:
         match turn.outcome:
             case Granted(claim):
                 reached("batch_claimed")
-                is_known = _CLAIMED in self._ledger.steps(claim.key)
                 # How it ends is as the user says, whatever has let it begin.
                 own = replace(self._lifecycle, policy=replace(self._policy, tries=policy.tries))
-                claimed = self._run_held(batch, turn, claim, own)
+                claimed, is_known = self._run_held(batch, turn, claim, own)
                 counts = claimed.counts
                 if is_known:
                     # The counts of the claims are not added again.
@@ -259,10 +258,15 @@ class Batches:
                 # Another program finishes it.
                 return Counts()
 
-    def _run_held(self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle) -> JobReport:
-        """Claim its messages, call the handler, and store the end."""
-        context = context_of(turn, lifecycle.sync_driver, lifecycle)
+    def _run_held(
+        self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle
+    ) -> tuple[JobReport, bool]:
+        """Claim its messages, call the handler, and store the end; whether an earlier run has
+        claimed them.
+        """
         try:
+            is_known = _CLAIMED in self._ledger.steps(claim.key)
+            context = context_of(turn, lifecycle.sync_driver, lifecycle)
             batch.stage()
             claimed = read_report(context.step(_CLAIMED, batch.claim))
             reached("members_claimed")
@@ -277,7 +281,7 @@ class Batches:
             raise
         turn.called()
         run_inline(lifecycle.store(lifecycle.sync_driver, [turn]))
-        return claimed
+        return claimed, is_known
 
     def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
         """Call the handler. Raises only errors that end the run."""
