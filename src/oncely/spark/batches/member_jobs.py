@@ -152,7 +152,7 @@ class Batch:
                 needed = COLUMN_TYPES if does == "fail" else ("id",)
                 there = [name for name in rows.columns if name in needed]
                 self._let_tasks(does, rows.select(there), error)
-        except (PySparkException, Py4JError, ConfigError):
+        except (PySparkException, Py4JError, ConfigError, OSError):
             if self._are_there(claimed):
                 raise
         if does == "doubt":
