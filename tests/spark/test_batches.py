@@ -254,9 +254,10 @@ def test_an_outage_after_the_claim_of_a_batch(
     def away(*_: Any) -> None:
         raise StoreUnavailable("away for a moment")
 
-    with monkeypatch.context() as patched, pytest.raises(StoreUnavailable):
+    with monkeypatch.context() as patched:
         patched.setattr(Ledger, "steps", away)
-        process(frame("c"), **settings)
+        with pytest.raises(StoreUnavailable):
+            process(frame("c"), **settings)
     assert process(frame("c"), **settings).handled == 3
     assert states(ledger) == {State.COMPLETED: 3}
 
@@ -281,6 +282,51 @@ def test_two_programs_end_one_batch(
     monkeypatch.setattr(StagingFolder, "told", removed)
     assert process(frame("a", "b"), handler_batch=shop, **settings).handled == 2
     assert states(ledger, "tests/batches") == {State.COMPLETED: 1}
+
+
+@pytest.mark.in_turn("batches")
+@pytest.mark.parametrize("policy", ["hold", "retry"])
+def test_an_operator_settles_a_batch(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, policy: str
+) -> None:
+    """Its messages are completed by the next call, also if none has found it in doubt before."""
+    settings |= {"handler_batch": shop, "on_in_doubt": policy}
+    shop.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        process(frame("a", "b"), **settings)
+    shop.error = None
+    if policy == "hold":
+        assert process(frame("c"), **settings).in_doubt == 2
+    ledger.happened(Key("tests/batches", shop.keys[0]))
+    assert told(process(frame("a"), **settings)) == {"received": 3, "handled": 2, "duplicates": 1}
+    assert states(ledger) == {State.COMPLETED: 3 if policy == "hold" else 2}
+    assert len(shop.keys) == (2 if policy == "hold" else 1)
+    assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
+
+
+@pytest.mark.in_turn("batches")
+def test_a_folder_that_is_not_removed(
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that ends before it has removed the folder has completed the batch; the next one
+    removes it.
+    """
+
+    def end(_: StagingFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StagingFolder, "remove", end)
+        with pytest.raises(KeyboardInterrupt):
+            process(frame("a", "b"), handler_batch=shop, **settings)
+    assert states(ledger, "tests/batches") == {State.COMPLETED: 1}
+    process(frame("a"), handler_batch=shop, **settings)
+    assert len(shop.keys) == 1
+    assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
 
 
 @pytest.mark.in_turn("batches")

@@ -38,7 +38,7 @@ from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
 from oncely.spark.batches.member_jobs import Batch, JobReport, read_report
-from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
+from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder, folders_in
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.lake_table import LakeTable
 from oncely.spark.modes.steady import patiently
@@ -152,16 +152,7 @@ class Batches:
         was extended.
         """
         total = Counts()
-        consumer = self._lifecycle.consumer
-        unfinished = patiently(
-            lambda: [
-                record
-                for state in (State.PROCESSING, State.HANDLED, State.FAILED)
-                for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
-            ],
-            self._consumer,
-        )
-        for found in unfinished:
+        for found in patiently(self._unfinished, self._consumer):
             record = self._waited_for(found)
             folder = (found.metadata or {}).get(_STAGING)
             if record is not None and folder is not None and not is_process_stopping():
@@ -169,6 +160,19 @@ class Batches:
                 batch = Batch(spark, key, staging, self._settings, self._partitions)
                 total += self._see_through(batch, record)
         return total
+
+    def _unfinished(self) -> list[Record]:
+        """The batches that are not settled: also completed ones that still have a folder, which an
+        operator has settled, or whose program has ended since.
+        """
+        consumer = self._lifecycle.consumer
+        keys = [Key(consumer, name) for name in folders_in(self._folder)]
+        there = self._ledger.find_many(keys).values()
+        return [record for record in there if record.state is State.COMPLETED] + [
+            record
+            for state in (State.PROCESSING, State.HANDLED, State.FAILED)
+            for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
+        ]
 
     def _waited_for(self, record: Record) -> Record | None:
         """Wait until the lease is over, or is extended; return the record then."""
@@ -194,6 +198,8 @@ class Batches:
         if not batch.staging.is_there:
             # The batch is settled.
             return Counts()
+        if record.state is State.COMPLETED:
+            return self._complete(batch, self._claimed(batch))
         if record.exhausted:
             return self._fail(batch, self._claimed(batch), record.error or "")
         due = record.last_seen + self._policy.delay_s(record.attempts) if record.attempts else 0.0
@@ -217,11 +223,10 @@ class Batches:
         told = Message(batch.key, time=datetime.fromtimestamp(record.first_seen, UTC))
         finding = probe_answer(probe, told).finding
         if finding == "happened":
-            # Before the batch, which stays in doubt: after a crash the probe is asked again.
-            claimed = self._claimed(batch)
-            batch.end(claimed, "complete")
             self._run(batch, replace(self._policy, on_in_doubt=lambda _: finding))
-            return Counts(received=claimed.messages, handled=claimed.messages)
+            newest = self._ledger.find(record.key)
+            is_completed = newest is not None and newest.state is State.COMPLETED
+            return self._complete(batch, self._claimed(batch)) if is_completed else Counts()
         may_run = finding == "not_happened"
         return self._run(batch, replace(self._policy, on_in_doubt="retry" if may_run else "hold"))
 
@@ -333,9 +338,11 @@ class Batches:
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
         batch.end(claimed, "complete")
         self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
+        batch.staging.remove()
         return Counts(received=claimed.messages, handled=claimed.messages)
 
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
         batch.end(claimed, "fail", f"batch {batch.key}: {error}")
+        batch.staging.remove()
         number = claimed.messages
         return Counts(received=number, failed=number, newly_failed=number)
