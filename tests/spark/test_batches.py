@@ -1,6 +1,7 @@
 """A batch handler: what it is given, what becomes of a batch, and of its messages."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -327,6 +328,47 @@ def test_a_folder_that_is_not_removed(
     process(frame("a"), handler_batch=shop, **settings)
     assert len(shop.keys) == 1
     assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
+
+
+@pytest.mark.in_turn("batches")
+@pytest.mark.parametrize("at", ["after_batch_handler", "batch_handled"])
+def test_a_folder_that_is_not_to_be_seen(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, at: str
+) -> None:
+    """A batch that waits, or whose messages are to be completed, is not taken for a settled one;
+    where the folder is seen, it goes on.
+    """
+    settings |= {"handler_batch": shop}
+    shop.error = ValueError("away") if at == "after_batch_handler" else None
+
+    def end(point: str) -> None:
+        if point == at == "batch_handled":
+            raise KeyboardInterrupt
+
+    with watched_by(end), suppress(KeyboardInterrupt):
+        process(frame("a", "b"), **settings)
+    shop.error = None
+    staging = Path(f"{settings['quarantine']}-batches")
+    elsewhere = staging.rename(staging.with_name("elsewhere"))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="name a folder that all machines share"):
+            process(frame("c"), **settings)
+    elsewhere.rename(staging)
+    assert process(frame("c"), **settings).handled == 3
+    assert states(ledger) == {State.COMPLETED: 3}
+
+
+@pytest.mark.in_turn("batches")
+def test_a_settled_batch_that_is_reset(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger
+) -> None:
+    """Nothing of it runs: its messages are dead letters, and can be retried themselves."""
+    settings |= {"handler_batch": shop}
+    shop.error = ValueError("away")
+    assert process(frame("a"), **settings | {"tries": 1}).failed == 1
+    ledger.reset(Key("tests/batches", shop.keys[0]))
+    shop.error = None
+    assert process(frame("b"), **settings).handled == 1
 
 
 @pytest.mark.in_turn("batches")

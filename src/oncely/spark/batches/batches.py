@@ -196,7 +196,7 @@ class Batches:
         if record.state is State.PROCESSING:
             return Counts() if self._is_held(record) else self._after_doubt(batch, record)
         if not batch.staging.is_there:
-            # The batch is settled.
+            self._check_settled(batch, self._claimed(batch))
             return Counts()
         if record.state is State.COMPLETED:
             return self._complete(batch, self._claimed(batch))
@@ -335,7 +335,20 @@ class Batches:
         told = self._ledger.steps(Key(self._lifecycle.consumer, batch.key)).get(_CLAIMED)
         return JobReport() if told is None else read_report(told)
 
+    def _check_settled(self, batch: Batch, claimed: JobReport) -> None:
+        """Raise ConfigError if the batch is not settled, and its files are not to be seen."""
+        if not claimed.files or batch.are_there(claimed):
+            return
+        # Read after the look at the files, which are removed last: when the batch is completed, or
+        # has failed permanently and its messages have, too. Such a one may have been reset since.
+        record = self._ledger.find(Key(self._lifecycle.consumer, batch.key))
+        if record is None or record.exhausted or not record.attempts:
+            return
+        if record.state in (State.HANDLED, State.FAILED):
+            raise batch.not_there()
+
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
+        self._check_settled(batch, claimed)
         batch.end(claimed, "complete")
         self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
         batch.staging.remove()
