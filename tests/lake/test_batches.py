@@ -87,18 +87,28 @@ def test_lost_answer(orders: Orders, error: type[Exception], lands: int) -> None
     assert orders.ids() == ([1, 2, 3] if lands else [1, 2])
 
 
-def test_repeated_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A catalog refuses a commit that it has made, since a proxy has sent it twice: it stands."""
+@pytest.mark.parametrize("options", [{}, MERGE, {"mode": "overwrite", "where": "id >= 2"}])
+@pytest.mark.parametrize("keep", [None, 2, 1])
+def test_repeated_request(tmp_path: Path, options: dict[str, Any], keep: int | None) -> None:
+    """A catalog refuses a commit that it has made, since a proxy has sent it twice: it stands, and
+    can be read, also if another writer, which keeps so many keys, has committed since.
+    """
     orders = Orders("iceberg", tmp_path).create()
-    commit = orders.catalog.commit_table
+    assert orders.write(rows(2), "first")
+    table, catalog = orders.load(), Orders("iceberg", tmp_path).catalog
+    table.catalog = catalog
+    commit = catalog.commit_table
 
     def refused(*args: Any) -> None:
         commit(*args)
+        if keep:
+            orders.write(rows(9), "other", keep=keep)
         raise CommitFailedException("the branch has changed")
 
-    monkeypatch.setattr(orders.catalog, "commit_table", refused)
-    assert orders.write(rows(3), "b")
-    assert orders.ids() == [3]
+    catalog.commit_table = refused  # type: ignore[assignment]
+    assert orders.write(rows(3), "b", table, **options)
+    kept = [3] if options.get("where") else [2, 3]
+    assert orders.ids() == [*kept, *([9] if keep else [])]
 
 
 def test_after_maintenance(orders: Orders) -> None:

@@ -1,6 +1,7 @@
 """A batch handler: what it is given, what becomes of a batch, and of its messages."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ from tests.records import record_of
 from tests.spark.conftest import drain
 from tests.turns import in_turn
 
-from oncely import ConfigError, Key, Ledger, State
+from oncely import ConfigError, Key, Ledger, State, StoreUnavailable
 from oncely._util.crash_points import watched_by
 from oncely.spark import Report, foreach_batch, process
+from oncely.spark.batches.staging import StagingFolder
 
 HERE = Path(__file__).parent
 
@@ -234,6 +236,139 @@ def test_such_an_error_of_a_batch_that_was_taken_up(
     shop.error = None
     assert process(frame("d"), **settings).handled == 1
     assert sorted(map(sorted, shop.given)) == [["a", "b"], ["c"], ["d"]]
+
+
+@pytest.mark.in_turn("batches")
+def test_an_outage_after_the_claim_of_a_batch(
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The batch is let go: the next call takes it up, though this process has claimed it."""
+    settings |= {"handler_batch": shop, "lease": "8s"}
+    shop.error = ValueError("the target is away")
+    process(frame("a", "b"), **settings)
+    shop.error = None
+
+    def away(*_: Any) -> None:
+        raise StoreUnavailable("away for a moment")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "steps", away)
+        with pytest.raises(StoreUnavailable):
+            process(frame("c"), **settings)
+    assert process(frame("c"), **settings).handled == 3
+    assert states(ledger) == {State.COMPLETED: 3}
+
+
+@pytest.mark.in_turn("batches")
+def test_two_programs_end_one_batch(
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one may remove the folder before this one has read the report of its job."""
+    told_by = StagingFolder.told
+
+    def removed(staging: StagingFolder, name: str) -> Any:
+        told = told_by(staging, name)
+        if not told["files"]:
+            staging.remove()
+        return told_by(staging, name)
+
+    monkeypatch.setattr(StagingFolder, "told", removed)
+    assert process(frame("a", "b"), handler_batch=shop, **settings).handled == 2
+    assert states(ledger, "tests/batches") == {State.COMPLETED: 1}
+
+
+@pytest.mark.in_turn("batches")
+@pytest.mark.parametrize("policy", ["hold", "retry"])
+def test_an_operator_settles_a_batch(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, policy: str
+) -> None:
+    """Its messages are completed by the next call, also if none has found it in doubt before."""
+    settings |= {"handler_batch": shop, "on_in_doubt": policy}
+    shop.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        process(frame("a", "b"), **settings)
+    shop.error = None
+    if policy == "hold":
+        assert process(frame("c"), **settings).in_doubt == 2
+    ledger.happened(Key("tests/batches", shop.keys[0]))
+    assert told(process(frame("a"), **settings)) == {"received": 3, "handled": 2, "duplicates": 1}
+    assert states(ledger) == {State.COMPLETED: 3 if policy == "hold" else 2}
+    assert len(shop.keys) == (2 if policy == "hold" else 1)
+    assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
+
+
+@pytest.mark.in_turn("batches")
+def test_a_folder_that_is_not_removed(
+    frame: Frame,
+    shop: Shop,
+    settings: dict[str, Any],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that ends before it has removed the folder has completed the batch; the next one
+    removes it.
+    """
+
+    def end(_: StagingFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StagingFolder, "remove", end)
+        with pytest.raises(KeyboardInterrupt):
+            process(frame("a", "b"), handler_batch=shop, **settings)
+    assert states(ledger, "tests/batches") == {State.COMPLETED: 1}
+    process(frame("a"), handler_batch=shop, **settings)
+    assert len(shop.keys) == 1
+    assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
+
+
+@pytest.mark.in_turn("batches")
+@pytest.mark.parametrize("at", ["after_batch_handler", "batch_handled"])
+def test_a_folder_that_is_not_to_be_seen(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, at: str
+) -> None:
+    """A batch that waits, or whose messages are to be completed, is not taken for a settled one;
+    where the folder is seen, it goes on.
+    """
+    settings |= {"handler_batch": shop}
+    shop.error = ValueError("away") if at == "after_batch_handler" else None
+
+    def end(point: str) -> None:
+        if point == at == "batch_handled":
+            raise KeyboardInterrupt
+
+    with watched_by(end), suppress(KeyboardInterrupt):
+        process(frame("a", "b"), **settings)
+    shop.error = None
+    staging = Path(f"{settings['quarantine']}-batches")
+    elsewhere = staging.rename(staging.with_name("elsewhere"))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="name a folder that all machines share"):
+            process(frame("c"), **settings)
+    elsewhere.rename(staging)
+    assert process(frame("c"), **settings).handled == 3
+    assert states(ledger) == {State.COMPLETED: 3}
+
+
+@pytest.mark.in_turn("batches")
+def test_a_settled_batch_that_is_reset(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger
+) -> None:
+    """Nothing of it runs: its messages are dead letters, and can be retried themselves."""
+    settings |= {"handler_batch": shop}
+    shop.error = ValueError("away")
+    assert process(frame("a"), **settings | {"tries": 1}).failed == 1
+    ledger.reset(Key("tests/batches", shop.keys[0]))
+    shop.error = None
+    assert process(frame("b"), **settings).handled == 1
 
 
 @pytest.mark.in_turn("batches")

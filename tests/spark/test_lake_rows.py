@@ -14,6 +14,7 @@ from pyiceberg.utils.config import Config
 from tests.lake.tables import KEYS, Orders
 
 from oncely import ConfigError, Ledger, OncelyError, State, lake
+from oncely._util.crash_points import watched_by
 from oncely.spark import process
 
 if TYPE_CHECKING:
@@ -130,6 +131,33 @@ def test_lost_answer(
     assert (report.received, report.handled, report.duplicates) == (4, 3, 1)
     assert orders.ids() == ["a", "b", "c"]
     assert {state for _, state in ledger.counts()} == {State.COMPLETED}
+
+
+@pytest.mark.in_turn("batches")
+def test_a_table_that_does_not_know(
+    orders: Orders,
+    settings: dict[str, Any],
+    frame: Callable[..., "DataFrame"],
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that may be there are held, and are not written again, until somebody settles them."""
+    orders.create(pa.schema([SCHEMA.field("id")]))
+
+    def end(point: str) -> None:
+        if point == "after_batch_handler":
+            raise KeyboardInterrupt
+
+    with watched_by(end), pytest.raises(KeyboardInterrupt):
+        process(frame("a", "b").select("id"), **settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(lake, "probe", lambda *_, **__: "unknown")
+        for _ in range(2):
+            assert process(frame("a", "b").select("id"), **settings).in_doubt > 0
+    assert orders.ids() == ["a", "b"]
+    ledger.reset(next(ledger.scan("tests/batches", State.PROCESSING)).key)
+    assert process(frame("a", "c").select("id"), **settings).handled == 3
+    assert orders.ids() == ["a", "b", "c"]
 
 
 _MISTAKES: list[tuple[str, dict[str, str], str]] = [

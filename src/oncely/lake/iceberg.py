@@ -69,12 +69,14 @@ class _CommitsOnce(Table):
     looked for its key. Of this table, it does not.
     """
 
-    keys: str
+    snapshot_id: int | None
+    """The snapshot of the commit."""
 
     def refresh(self) -> Table:
         """What pyiceberg does first; it finds out where only the answer of the commit was lost."""
         super().refresh()
-        if self.properties.get(_KEYS) != self.keys:
+        # Where it has landed, pyiceberg must not hear that it has not: it would delete its files.
+        if self.snapshot_id not in {each.snapshot_id for each in self.snapshots()}:
             raise CommitFailedException("another commit came first")
         return self
 
@@ -101,8 +103,7 @@ class IcebergKeys:
         given = self._table
         state = (given.name(), given.metadata, given.metadata_location)
         table = _CommitsOnce(*state, given.io, given.catalog, given.config)
-        transaction, properties = table.transaction(), self._properties_with(key, token, keep)
-        table.keys = properties[_KEYS]
+        transaction = table.transaction()
         told: Any = {"snapshot_properties": {"oncely.key": key}}
         try:
             if mode == "overwrite":
@@ -116,7 +117,9 @@ class IcebergKeys:
                     transaction.append(rows.slice(0, 0), **told)
         except (ValueError, LookupError, NotImplementedError) as error:
             raise ConfigError(f"the batch does not fit the table: {error}") from error
-        transaction.set_properties(properties)  # Last: each step applies those before it again.
+        table.snapshot_id = transaction.table_metadata.current_snapshot_id
+        # Last: each step applies those before it again.
+        transaction.set_properties(self._properties_with(key, token, keep))
         try:
             transaction.commit_transaction()
         except CommitFailedException as error:

@@ -38,7 +38,7 @@ from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
 from oncely.spark.batches.member_jobs import Batch, JobReport, read_report
-from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder
+from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder, folders_in
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.lake_table import LakeTable
 from oncely.spark.modes.steady import patiently
@@ -152,16 +152,7 @@ class Batches:
         was extended.
         """
         total = Counts()
-        consumer = self._lifecycle.consumer
-        unfinished = patiently(
-            lambda: [
-                record
-                for state in (State.PROCESSING, State.HANDLED, State.FAILED)
-                for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
-            ],
-            self._consumer,
-        )
-        for found in unfinished:
+        for found in patiently(self._unfinished, self._consumer):
             record = self._waited_for(found)
             folder = (found.metadata or {}).get(_STAGING)
             if record is not None and folder is not None and not is_process_stopping():
@@ -169,6 +160,19 @@ class Batches:
                 batch = Batch(spark, key, staging, self._settings, self._partitions)
                 total += self._see_through(batch, record)
         return total
+
+    def _unfinished(self) -> list[Record]:
+        """The batches that are not settled: also completed ones that still have a folder, which an
+        operator has settled, or whose program has ended since.
+        """
+        consumer = self._lifecycle.consumer
+        keys = [Key(consumer, name) for name in folders_in(self._folder)]
+        there = self._ledger.find_many(keys).values()
+        return [record for record in there if record.state is State.COMPLETED] + [
+            record
+            for state in (State.PROCESSING, State.HANDLED, State.FAILED)
+            for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
+        ]
 
     def _waited_for(self, record: Record) -> Record | None:
         """Wait until the lease is over, or is extended; return the record then."""
@@ -192,8 +196,10 @@ class Batches:
         if record.state is State.PROCESSING:
             return Counts() if self._is_held(record) else self._after_doubt(batch, record)
         if not batch.staging.is_there:
-            # The batch is settled.
+            self._check_settled(batch, self._claimed(batch))
             return Counts()
+        if record.state is State.COMPLETED:
+            return self._complete(batch, self._claimed(batch))
         if record.exhausted:
             return self._fail(batch, self._claimed(batch), record.error or "")
         due = record.last_seen + self._policy.delay_s(record.attempts) if record.attempts else 0.0
@@ -217,11 +223,10 @@ class Batches:
         told = Message(batch.key, time=datetime.fromtimestamp(record.first_seen, UTC))
         finding = probe_answer(probe, told).finding
         if finding == "happened":
-            # Before the batch, which stays in doubt: after a crash the probe is asked again.
-            claimed = self._claimed(batch)
-            batch.end(claimed, "complete")
             self._run(batch, replace(self._policy, on_in_doubt=lambda _: finding))
-            return Counts(received=claimed.messages, handled=claimed.messages)
+            newest = self._ledger.find(record.key)
+            is_completed = newest is not None and newest.state is State.COMPLETED
+            return self._complete(batch, self._claimed(batch)) if is_completed else Counts()
         may_run = finding == "not_happened"
         return self._run(batch, replace(self._policy, on_in_doubt="retry" if may_run else "hold"))
 
@@ -237,10 +242,9 @@ class Batches:
         match turn.outcome:
             case Granted(claim):
                 reached("batch_claimed")
-                is_known = _CLAIMED in self._ledger.steps(claim.key)
                 # How it ends is as the user says, whatever has let it begin.
                 own = replace(self._lifecycle, policy=replace(self._policy, tries=policy.tries))
-                claimed = self._run_held(batch, turn, claim, own)
+                claimed, is_known = self._run_held(batch, turn, claim, own)
                 counts = claimed.counts
                 if is_known:
                     # The counts of the claims are not added again.
@@ -259,10 +263,15 @@ class Batches:
                 # Another program finishes it.
                 return Counts()
 
-    def _run_held(self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle) -> JobReport:
-        """Claim its messages, call the handler, and store the end."""
-        context = context_of(turn, lifecycle.sync_driver, lifecycle)
+    def _run_held(
+        self, batch: Batch, turn: Turn, claim: Claim, lifecycle: Lifecycle
+    ) -> tuple[JobReport, bool]:
+        """Claim its messages, call the handler, and store the end; whether an earlier run has
+        claimed them.
+        """
         try:
+            is_known = _CLAIMED in self._ledger.steps(claim.key)
+            context = context_of(turn, lifecycle.sync_driver, lifecycle)
             batch.stage()
             claimed = read_report(context.step(_CLAIMED, batch.claim))
             reached("members_claimed")
@@ -277,7 +286,7 @@ class Batches:
             raise
         turn.called()
         run_inline(lifecycle.store(lifecycle.sync_driver, [turn]))
-        return claimed
+        return claimed, is_known
 
     def _call(self, batch: Batch, claimed: JobReport, turn: Turn) -> None:
         """Call the handler. Raises only errors that end the run."""
@@ -326,12 +335,27 @@ class Batches:
         told = self._ledger.steps(Key(self._lifecycle.consumer, batch.key)).get(_CLAIMED)
         return JobReport() if told is None else read_report(told)
 
+    def _check_settled(self, batch: Batch, claimed: JobReport) -> None:
+        """Raise ConfigError if the batch is not settled, and its files are not to be seen."""
+        if not claimed.files or batch.are_there(claimed):
+            return
+        # Read after the look at the files, which are removed last: when the batch is completed, or
+        # has failed permanently and its messages have, too. Such a one may have been reset since.
+        record = self._ledger.find(Key(self._lifecycle.consumer, batch.key))
+        if record is None or record.exhausted or not record.attempts:
+            return
+        if record.state in (State.HANDLED, State.FAILED):
+            raise batch.not_there()
+
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
+        self._check_settled(batch, claimed)
         batch.end(claimed, "complete")
         self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
+        batch.staging.remove()
         return Counts(received=claimed.messages, handled=claimed.messages)
 
     def _fail(self, batch: Batch, claimed: JobReport, error: str) -> Counts:
         batch.end(claimed, "fail", f"batch {batch.key}: {error}")
+        batch.staging.remove()
         number = claimed.messages
         return Counts(received=number, failed=number, newly_failed=number)

@@ -143,23 +143,22 @@ class Batch:
 
     def end(self, claimed: JobReport, does: Does, error: str = "") -> None:
         """Complete all its messages, or fail them permanently, or put them in doubt; unless another
-        program has: the files are removed only after the job.
+        program has, and has removed the files.
         """
         try:
-            if self._are_there(claimed):
+            if self.are_there(claimed):
                 rows = self._read(claimed)
                 # A dead letter has its message.
                 needed = COLUMN_TYPES if does == "fail" else ("id",)
                 there = [name for name in rows.columns if name in needed]
                 self._let_tasks(does, rows.select(there), error)
-        except (PySparkException, Py4JError, ConfigError):
-            if self._are_there(claimed):
+        except (PySparkException, Py4JError, ConfigError, OSError):
+            if self.are_there(claimed):
                 raise
         if does == "doubt":
             self.staging.write(IN_DOUBT)
             return
         reached("members_failed" if does == "fail" else "members_completed")
-        self.staging.remove()
 
     def _let_tasks(self, does: Does, rows: DataFrame, error: str = "") -> Any:
         """Let tasks do a job on the rows; return the report as JSON."""
@@ -170,17 +169,21 @@ class Batch:
 
     def _read(self, claimed: JobReport) -> DataFrame:
         if not self.staging.has(STAGED):
-            raise ConfigError(
-                f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
-                "all machines share"
-            )
+            raise self.not_there()
         schema = self.spark.read.parquet(self.staging.rows).schema
         paths = [f"{self.staging.folder}/{name}" for name in claimed.files]
         return self.spark.read.schema(schema).parquet(*paths)
 
-    def _are_there(self, claimed: JobReport) -> bool:
+    def are_there(self, claimed: JobReport) -> bool:
         """Whether the files are there; they are removed only after the job."""
         return bool(claimed.files) and self.staging.has(*claimed.files)
+
+    def not_there(self) -> ConfigError:
+        """The error of a folder that is not there, though the batch is not settled."""
+        return ConfigError(
+            f"staging: batch {self.key} is not in {self.staging.folder!r}; name a folder that "
+            "all machines share"
+        )
 
 
 # ---- In tasks ------------------------------------------------------------------------------------
@@ -196,6 +199,9 @@ class ClaimTask(ChunkTask):
         self._reads = COLUMNS_OF_ROWS if options.mode == "rows" else (*COLUMN_TYPES,)
         # The handler and the probe are called by the program, for a batch.
         options, channel = replace(options, named={}), TaskChannel(None, "")
+        if options.mode == "rows":
+            # The table is asked about batches alone: a row that is in doubt may be in it.
+            options = replace(options, policy=replace(options.policy, on_in_doubt="hold"))
         super().__init__(ledger, options, lambda _: None, aside, channel)
         self._lifecycle = Lifecycle.under(ledger, options.consumer, self._horizon.policy, "none")
         # The program has taken the retries that are due.

@@ -15,12 +15,19 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import Schema
-from pyarrow.fs import FileSystem, FileType
+from pyarrow.fs import FileSelector, FileSystem, FileType
 
 STAGED = "staged"
 """The mark that all rows are stored."""
 IN_DOUBT = "in_doubt"
 """The mark that all messages are in doubt."""
+
+
+def folders_in(root: str) -> list[str]:
+    """The names of the folders there: the keys of batches, which may be another ledger's."""
+    files, path = FileSystem.from_uri(root)
+    found = files.get_file_info(FileSelector(path, allow_not_found=True))
+    return [each.base_name for each in found if each.type is FileType.Directory]
 
 
 class StagingFolder:
