@@ -37,7 +37,7 @@ from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
-from oncely.spark.batches.member_jobs import Batch, JobReport, read_report
+from oncely.spark.batches.member_jobs import BATCH, Batch, JobReport, read_report
 from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder, folders_in
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.lake_table import LakeTable
@@ -159,6 +159,10 @@ class Batches:
                 key, staging = record.key.message_id, StagingFolder(folder)
                 batch = Batch(spark, key, staging, self._settings, self._partitions)
                 total += self._see_through(batch, record)
+        for key, staging in patiently(self._forgotten, self._consumer):
+            if not is_process_stopping():
+                batch = Batch(spark, key, staging, self._settings, self._partitions)
+                total += self._run(batch, self._policy)
         return total
 
     def _unfinished(self) -> list[Record]:
@@ -173,6 +177,28 @@ class Batches:
             for state in (State.PROCESSING, State.HANDLED, State.FAILED)
             for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
         ]
+
+    def _forgotten(self) -> list[tuple[str, StagingFolder]]:
+        """The batches whose records are gone, and for which messages are still held: a batch that
+        waits may be purged.
+        """
+        names = folders_in(self._folder)
+        known = self._ledger.find_many([Key(self._lifecycle.consumer, name) for name in names])
+        there = {name: StagingFolder(f"{self._folder}/{name}") for name in names}
+        for key in known:
+            del there[key.message_id]
+        return [each for each in there.items() if self._are_held(*each)]
+
+    def _are_held(self, key: str, staging: StagingFolder) -> bool:
+        """Whether the messages are held for this batch, by this ledger, and are not in doubt."""
+        with suppress(FileNotFoundError):  # Another ledger's batch may be ending.
+            claimed = staging.claimed()
+            if claimed is not None and not staging.has(IN_DOUBT):
+                [first, *_] = staging.read(claimed["files"][:1], ["id"])["id"].to_pylist()
+                record = self._ledger.find(Key(self._consumer, first))
+                if record is not None and record.state is State.PROCESSING:
+                    return (record.metadata or {}).get(BATCH) == key
+        return False
 
     def _waited_for(self, record: Record) -> Record | None:
         """Wait until the lease is over, or is extended; return the record then."""
