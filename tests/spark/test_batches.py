@@ -332,18 +332,20 @@ def test_a_folder_that_is_not_removed(
 
 
 @pytest.mark.in_turn("batches")
-@pytest.mark.parametrize("at", ["after_batch_handler", "batch_handled"])
+@pytest.mark.parametrize(
+    "at", ["members_claimed", "before_batch_handler", "after_batch_handler", "batch_handled"]
+)
 def test_a_folder_that_is_not_to_be_seen(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, at: str
 ) -> None:
-    """A batch that waits, or whose messages are to be completed, is not taken for a settled one;
-    where the folder is seen, it goes on.
+    """A batch that is in doubt, waits, or has messages to be completed, is not taken for a settled
+    one; where the folder is seen, it goes on.
     """
     settings |= {"handler_batch": shop}
     shop.error = ValueError("away") if at == "after_batch_handler" else None
 
     def end(point: str) -> None:
-        if point == at == "batch_handled":
+        if point == at != "after_batch_handler":
             raise KeyboardInterrupt
 
     with watched_by(end), suppress(KeyboardInterrupt):
