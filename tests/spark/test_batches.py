@@ -1,5 +1,6 @@
 """A batch handler: what it is given, what becomes of a batch, and of its messages."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -331,18 +332,20 @@ def test_a_folder_that_is_not_removed(
 
 
 @pytest.mark.in_turn("batches")
-@pytest.mark.parametrize("at", ["after_batch_handler", "batch_handled"])
+@pytest.mark.parametrize(
+    "at", ["members_claimed", "before_batch_handler", "after_batch_handler", "batch_handled"]
+)
 def test_a_folder_that_is_not_to_be_seen(
     frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger, at: str
 ) -> None:
-    """A batch that waits, or whose messages are to be completed, is not taken for a settled one;
-    where the folder is seen, it goes on.
+    """A batch that is in doubt, waits, or has messages to be completed, is not taken for a settled
+    one; where the folder is seen, it goes on.
     """
     settings |= {"handler_batch": shop}
     shop.error = ValueError("away") if at == "after_batch_handler" else None
 
     def end(point: str) -> None:
-        if point == at == "batch_handled":
+        if point == at != "after_batch_handler":
             raise KeyboardInterrupt
 
     with watched_by(end), suppress(KeyboardInterrupt):
@@ -356,6 +359,27 @@ def test_a_folder_that_is_not_to_be_seen(
     elsewhere.rename(staging)
     assert process(frame("c"), **settings).handled == 3
     assert states(ledger) == {State.COMPLETED: 3}
+
+
+@pytest.mark.in_turn("batches")
+def test_a_waiting_batch_that_is_purged(
+    frame: Frame, shop: Shop, settings: dict[str, Any], ledger: Ledger
+) -> None:
+    """It runs again with the same key and the same messages, which are held for it: not with what
+    was a duplicate, and was purged, too.
+    """
+    settings |= {"handler_batch": shop}
+    process(frame("old"), **settings)
+    shop.error = ValueError("the target is away")
+    process(frame("old", "a", "b"), **settings)
+    shop.error = None
+    time.sleep(0.01)
+    assert ledger.purge("1ms") == 3
+    assert process(frame("a", "c"), **settings).handled == 3
+    assert shop.given == [{"old"}, {"a", "b"}, {"a", "b"}, {"c"}]
+    assert shop.keys[1] == shop.keys[2]
+    assert states(ledger) == {State.COMPLETED: 3}
+    assert list(Path(f"{settings['quarantine']}-batches").iterdir()) == []
 
 
 @pytest.mark.in_turn("batches")

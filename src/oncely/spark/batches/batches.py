@@ -37,7 +37,7 @@ from oncely.lifecycle.handler_context import context_of
 from oncely.lifecycle.lifecycle import Lifecycle
 from oncely.lifecycle.wrapping import check_called
 from oncely.locations import absolute
-from oncely.spark.batches.member_jobs import Batch, JobReport, read_report
+from oncely.spark.batches.member_jobs import BATCH, Batch, JobReport, read_report
 from oncely.spark.batches.staging import IN_DOUBT, STAGED, StagingFolder, folders_in
 from oncely.spark.ledgers import migrated_ledger
 from oncely.spark.modes.lake_table import LakeTable
@@ -159,6 +159,10 @@ class Batches:
                 key, staging = record.key.message_id, StagingFolder(folder)
                 batch = Batch(spark, key, staging, self._settings, self._partitions)
                 total += self._see_through(batch, record)
+        for key, staging in patiently(self._forgotten, self._consumer):
+            if not is_process_stopping():
+                batch = Batch(spark, key, staging, self._settings, self._partitions)
+                total += self._run(batch, self._policy)
         return total
 
     def _unfinished(self) -> list[Record]:
@@ -173,6 +177,28 @@ class Batches:
             for state in (State.PROCESSING, State.HANDLED, State.FAILED)
             for record in self._ledger.scan(consumer, state, limit=_MOST_UNFINISHED)
         ]
+
+    def _forgotten(self) -> list[tuple[str, StagingFolder]]:
+        """The batches whose records are gone, and for which messages are still held: a batch that
+        waits may be purged.
+        """
+        names = folders_in(self._folder)
+        known = self._ledger.find_many([Key(self._lifecycle.consumer, name) for name in names])
+        there = {name: StagingFolder(f"{self._folder}/{name}") for name in names}
+        for key in known:
+            del there[key.message_id]
+        return [each for each in there.items() if self._are_held(*each)]
+
+    def _are_held(self, key: str, staging: StagingFolder) -> bool:
+        """Whether the messages are held for this batch, by this ledger, and are not in doubt."""
+        with suppress(FileNotFoundError):  # Another ledger's batch may be ending.
+            claimed = staging.claimed()
+            if claimed is not None and not staging.has(IN_DOUBT):
+                [first, *_] = staging.read(claimed["files"][:1], ["id"])["id"].to_pylist()
+                record = self._ledger.find(Key(self._consumer, first))
+                if record is not None and record.state is State.PROCESSING:
+                    return (record.metadata or {}).get(BATCH) == key
+        return False
 
     def _waited_for(self, record: Record) -> Record | None:
         """Wait until the lease is over, or is extended; return the record then."""
@@ -191,23 +217,30 @@ class Batches:
         return record.state is State.PROCESSING and self._ledger.now() < (record.lease_until or 0.0)
 
     def _see_through(self, batch: Batch, record: Record) -> Counts:
-        if record.state is State.HANDLED:
-            return self._complete(batch, self._claimed(batch))
-        if record.state is State.PROCESSING:
-            return Counts() if self._is_held(record) else self._after_doubt(batch, record)
-        if not batch.staging.is_there:
-            self._check_settled(batch, self._claimed(batch))
+        if self._is_held(record):
             return Counts()
-        if record.state is State.COMPLETED:
-            return self._complete(batch, self._claimed(batch))
+        is_ended = record.state is State.COMPLETED or record.exhausted
+        if is_ended and not batch.staging.is_there:
+            # Its messages are, too: the folder is removed last.
+            return Counts()
+        claimed = self._claimed(batch)
         if record.exhausted:
-            return self._fail(batch, self._claimed(batch), record.error or "")
+            return self._fail(batch, claimed, record.error or "")
+        if not is_ended:
+            self._check_seen(batch, claimed)
+        if record.state in (State.HANDLED, State.COMPLETED):
+            return self._complete(batch, claimed)
+        if record.state is State.PROCESSING:
+            return self._after_doubt(batch, record, claimed)
+        if not batch.staging.is_there:
+            # It was settled, and reset since.
+            return Counts()
         due = record.last_seen + self._policy.delay_s(record.attempts) if record.attempts else 0.0
         if self._ledger.now() < due:
             return Counts()
         return self._run(batch, self._policy, has_waited=record.first_seen >= self._since)
 
-    def _after_doubt(self, batch: Batch, record: Record) -> Counts:
+    def _after_doubt(self, batch: Batch, record: Record, claimed: JobReport) -> Counts:
         """End a batch in doubt by its policy and probe. If no handler began, it is not in doubt."""
         if _BEGUN.format(record.fence) not in self._ledger.steps(record.key):
             if batch.staging.has(STAGED):
@@ -226,7 +259,7 @@ class Batches:
             self._run(batch, replace(self._policy, on_in_doubt=lambda _: finding))
             newest = self._ledger.find(record.key)
             is_completed = newest is not None and newest.state is State.COMPLETED
-            return self._complete(batch, self._claimed(batch)) if is_completed else Counts()
+            return self._complete(batch, claimed) if is_completed else Counts()
         may_run = finding == "not_happened"
         return self._run(batch, replace(self._policy, on_in_doubt="retry" if may_run else "hold"))
 
@@ -335,20 +368,20 @@ class Batches:
         told = self._ledger.steps(Key(self._lifecycle.consumer, batch.key)).get(_CLAIMED)
         return JobReport() if told is None else read_report(told)
 
-    def _check_settled(self, batch: Batch, claimed: JobReport) -> None:
-        """Raise ConfigError if the batch is not settled, and its files are not to be seen."""
+    def _check_seen(self, batch: Batch, claimed: JobReport) -> None:
+        """Raise ConfigError if the files of a batch that has not ended are not to be seen."""
         if not claimed.files or batch.are_there(claimed):
             return
-        # Read after the look at the files, which are removed last: when the batch is completed, or
-        # has failed permanently and its messages have, too. Such a one may have been reset since.
+        # Read after the look at the files, which another program may have removed: it has ended
+        # the batch before.
         record = self._ledger.find(Key(self._lifecycle.consumer, batch.key))
-        if record is None or record.exhausted or not record.attempts:
+        if record is None or record.state is State.COMPLETED or record.exhausted:
             return
-        if record.state in (State.HANDLED, State.FAILED):
+        # One without attempts was reset, perhaps after it had ended.
+        if record.attempts:
             raise batch.not_there()
 
     def _complete(self, batch: Batch, claimed: JobReport) -> Counts:
-        self._check_settled(batch, claimed)
         batch.end(claimed, "complete")
         self._ledger.mailbox.finish([Key(self._lifecycle.consumer, batch.key)])
         batch.staging.remove()

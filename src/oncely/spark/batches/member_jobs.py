@@ -133,6 +133,9 @@ class Batch:
         """Claim the new messages among the deliveries; return a report as JSON. After an
         interruption repeat it: the same messages are granted.
         """
+        if (claimed := self.staging.claimed()) is not None:
+            # Of what the ledger has forgotten, no more is granted now.
+            return claimed
         rows = spread(self.spark.read.parquet(self.staging.rows), self.partitions)
         # Copies are next to each other, so that a task finds them without keeping all ids.
         return self._let_tasks("claim", rows.sortWithinPartitions("id"))

@@ -46,10 +46,12 @@ class StagingFolder:
         self._files.create_dir(f"{self._path}/new", recursive=True)
         return name, pq.ParquetWriter(f"{self._path}/{name}", schema, filesystem=self._files)
 
-    def read(self, names: Sequence[str]) -> pa.Table:
+    def read(self, names: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
         """The new messages in these files."""
-        tables = [pq.read_table(f"{self._path}/{name}", filesystem=self._files) for name in names]
-        return pa.concat_tables(tables)
+        paths = [f"{self._path}/{name}" for name in names]
+        return pa.concat_tables(
+            [pq.read_table(path, columns=columns, filesystem=self._files) for path in paths]
+        )
 
     def has(self, *names: str) -> bool:
         """Whether the folder has these files: a mark, or new files."""
@@ -72,6 +74,16 @@ class StagingFolder:
         """The report of a job, which is stored as that file."""
         with self._files.open_input_stream(f"{self._path}/{name}") as file:
             return json.loads(file.read())
+
+    def claimed(self) -> Any:
+        """The report of a job that has claimed new messages, if there is one."""
+        found = self._files.get_file_info(FileSelector(f"{self._path}/told", allow_not_found=True))
+        for each in found:
+            # A program may have been killed while it wrote one.
+            with suppress(ValueError):
+                if (told := self.told(f"told/{each.base_name}"))["files"]:
+                    return told
+        return None
 
     def remove(self) -> None:
         """Remove the folder."""
