@@ -47,15 +47,15 @@ MUTANTS = [
     Mutant(
         "what happened leaves the old claim",
         RULES,
-        "version=version_of(record.birth + _AFTER_OPERATOR, change.version)",
+        "version=version_of(record.birth + _AFTER_DECISION, change.version)",
         "version=change.version",
         seed=2,
     ),
     Mutant(
         "what a probe has found leaves the old claim",
         RULES,
-        "change = completion(record.version).but(version)",
-        "change = completion(record.version)",
+        "change = change.but(version_of(record.birth + _AFTER_DECISION, change.version))",
+        "",
     ),
     Mutant(
         "an old fence may write",

@@ -169,7 +169,7 @@ RESET_ANEW = (((BIRTH >> 24) + 183_251_937_967) << 24) + 5
 NOTE = {"by": "ann", "at": "1970-01-01T00:00:12+00:00", "why": "paid by hand"}
 FRESH = then(State.FAILED, attempts=0, metadata={"tenant": "a", "reset": NOTE}, version=RESET_ANEW)
 """An operator lets it run again, and says so; whoever was at work on it is not any more."""
-FOUND = then(State.COMPLETED, lease_until=None, version=DRAWN)
+FOUND = then(State.COMPLETED, lease_until=None, version=RESET_ANEW)
 """A probe says so: the worker that may live on has no claim any more."""
 TOLD_SO = then(
     State.COMPLETED,

@@ -402,9 +402,10 @@ def _after_probe(record: Record, ask: Acquire, now: float) -> Decision:
     # Since the probe was asked, another worker may have claimed the message and died as well.
     match ask.finding if ask.found_at in (None, record.fence) else "unknown":
         case "happened":
-            # Another birth: a worker that lives on is told that what it has sent is not stored.
-            version = version_of(ask.token, record.version + 1)
-            change = completion(record.version).but(version)
+            # A worker that lives on is told that what it has sent is not stored. The birth is not
+            # the asker's either, by which it knows what it has handled itself.
+            change = completion(record.version)
+            change = change.but(version_of(record.birth + _AFTER_DECISION, change.version))
             return Decision(Duplicate(change.to(record, now)), change)
         case "not_happened":
             return _grant_after_death(record, ask, now)
@@ -510,9 +511,9 @@ def _refuse(record: Record | None, _: Command, __: float) -> Decision:
     return Decision(Refused(record))
 
 
-_AFTER_OPERATOR = 183_251_937_967
-"""Added to the birth by an operator's decision, so that it is neither that of a claim nor that of a
-release."""
+_AFTER_DECISION = 183_251_937_967
+"""Added to the birth by the decision of an operator or a probe, so that it is neither that of a
+claim nor that of a release."""
 
 
 def _reset(record: Record, reset: Reset, now: float) -> Decision:
@@ -553,7 +554,7 @@ def _decided(
     noted = change.but(
         metadata={**(before or {}), what: note},
         # A worker that still runs, after a pause of its machine, say, has lost its claim.
-        version=version_of(record.birth + _AFTER_OPERATOR, change.version),
+        version=version_of(record.birth + _AFTER_DECISION, change.version),
     )
     return _written(noted, record, now)
 

@@ -155,7 +155,9 @@ class ByType:
         if typed:
             kind = type(typed[0]).__qualname__
             raise TypeError(f"a {kind} comes back only where the annotation names it")
-        _check_names(value)
+        # Names are looked at one by one only where something comes back as another value.
+        if '"oncely:' in text or json.loads(text) != value:
+            _check_names(value)
         if self._read is _same:
             return text
         # JSON of another type than was annotated, and the tuple that comes back as a list.
