@@ -120,15 +120,18 @@ def sent(ledger: Ledger) -> None:
 
 
 def told(ledger: Ledger, *, counts: bool = True) -> None:
-    """What a process tells of itself while it lives, after a restore, and in the end."""
+    """What a process tells of itself while it lives, after a restore, and in the end, in which it
+    removes the one before: in any order with others of this process.
+    """
     recorder = ledger.recorder
-    recorder.worker_id = f"worker{next(_ids)}"
-    if counts:
-        recorder.add(f"c{next(_ids)}", Activity("", "", 0, 1, 0, 0, 0, 0, ()))
-    recorder._tell()
-    recorder._tell()
-    recorder._note_set_back(None, 1.0)
-    ledger.operations.end_worker(recorder.worker_id)
+    for _ in range(2):
+        recorder.worker_id = f"worker{next(_ids)}"
+        if counts:
+            recorder.add(f"c{next(_ids)}", Activity("", "", 0, 1, 0, 0, 0, 0, ()))
+        recorder._tell()
+        recorder._tell()
+        recorder._note_set_back(None, 1.0)
+        ledger.operations.end_worker(recorder.worker_id)
 
 
 def worker(ledger: Ledger, _: Ledger, url: str) -> Acts:
