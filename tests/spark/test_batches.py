@@ -1,12 +1,12 @@
 """A batch handler: what it is given, what becomes of a batch, and of its messages."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conditions import wait_until
 from tests.records import record_of
 from tests.spark.conftest import drain
 from tests.turns import in_turn
@@ -373,7 +373,8 @@ def test_a_waiting_batch_that_is_purged(
     shop.error = ValueError("the target is away")
     process(frame("old", "a", "b"), **settings)
     shop.error = None
-    time.sleep(0.01)
+    old = ledger.now() + 0.001
+    wait_until(lambda: ledger.now() > old)
     assert ledger.purge("1ms") == 3
     assert process(frame("a", "c"), **settings).handled == 3
     assert shop.given == [{"old"}, {"a", "b"}, {"a", "b"}, {"c"}]
